@@ -14,6 +14,7 @@ PLACE = "/tmp"  # of the folders of jobs, where the first host has it; else its 
 SHARED = "/dev/shm"
 PAYLOAD = re.compile(r"(ansible_.+_payload)_[a-z0-9_]{8}")  # with nothing but a zip in it
 PAYLOAD_S = 86400.0  # older than any living module: a task ends after hours
+STALL, STALL_S = "provision-stall-", 300.0  # of stall.py, which lives for half a minute
 
 
 def is_at(path, folder):
@@ -25,11 +26,11 @@ def is_at(path, folder):
 
 
 def remove_abandoned(dry_run=False):
-    """Remove what is abandoned of this user, and of the one who ran sudo: folders of jobs whose locks no guard holds any more, and of modules
-    that were made a day ago. Returns their paths; with ``dry_run`` only that."""
+    """Remove what is abandoned of this user, and of the one who ran sudo: folders of jobs whose locks no guard holds any more, and old
+    ones of modules and of examinations. Returns their paths; with ``dry_run`` only that."""
     owners, found = {str(os.getuid()), os.environ.get("SUDO_UID")}, []
     places = sorted({PLACE, tempfile.gettempdir(), SHARED})
-    forms = [os.path.join(glob.escape(place), name) for place in places for name in (PREFIX + "*", "ansible_*_payload_*")]
+    forms = [os.path.join(glob.escape(place), name) for place in places for name in (PREFIX + "*", STALL + "*", "ansible_*_payload_*")]
     for path in (path for form in forms for path in glob.glob(form)):
         with contextlib.suppress(OSError):  # it is none of ours, or its job runs
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -46,8 +47,10 @@ def remove_abandoned(dry_run=False):
 
 
 def is_unused(path, folder):
-    """Whether only a guard's lock could still say that it is used: it is a job's, or an old one of a module with nothing of others in it."""
-    name = os.path.basename(path)
+    """Whether only a guard's lock could still say that it is used: it is a job's, or an old one of a module or an examination with nothing
+    of others in it."""
+    name, age = os.path.basename(path), time.time() - os.fstat(folder).st_mtime
     payload = PAYLOAD.fullmatch(name)
-    is_old = payload and time.time() - os.fstat(folder).st_mtime > PAYLOAD_S
-    return name.startswith(PREFIX) or (is_old and set(os.listdir(folder)) <= {payload.group(1) + ".zip"})
+    oldest, content = (PAYLOAD_S, payload.group(1) + ".zip") if payload else (STALL_S, "py-spy")
+    is_old = (payload or name.startswith(STALL)) and age > oldest
+    return name.startswith(PREFIX) or (is_old and set(os.listdir(folder)) <= {content})

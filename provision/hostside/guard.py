@@ -304,7 +304,8 @@ def attend(run_id, folder, sample):
                 say({"quiet": rhythm.look(found)})
 
         def restart():
-            signal_all([one["pid"] for one in ranks_in(folder) if "code" not in one], signal.SIGKILL)
+            found = of_run(run_id)  # the program can write into the folder
+            signal_all([one["pid"] for one in ranks_in(folder) if "code" not in one and found.get(one["pid"])], signal.SIGKILL)
 
         is_orderly = wait_for_end(sample or BEAT_S, report, restart)
         ranks = ranks_in(folder)

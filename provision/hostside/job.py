@@ -6,7 +6,8 @@ a private folder on every host, which is removed when the job ends; on the first
 A guard (guard.py) on every host, this one too, makes and removes the folder, reports stopped processes, and ends the job there when it does not hear from us.
 
 With ``sample`` seconds the guards say for how long no rank of their host goes on. Where that is so of all hosts, for ``sample`` seconds or
-more, a line is ``mark`` and ``{"quiet": seconds}``. Where standard input says ``restart``, they kill all ranks, and the launcher starts them again.
+more, a line is ``mark`` and ``{"quiet": seconds}``, and one when that is over. Where standard input says ``restart``, they kill all ranks,
+and the launcher starts them again.
 
 The job is ended (TERM, a grace, KILL) when standard input closes or is silent, because the controller died, was interrupted or is cut
 off; and when a host is lost, or a process of the launcher or a rank is stopped, for too long. The last line is ``mark`` and JSON:
@@ -157,7 +158,7 @@ class Watch:
         self._mark, self._sample, self._said = mark, sample, 0.0
         self.verdict = None
         self.is_unwanted = False
-        self._controller_silent = 0.0
+        self._controller_silent, self._rest = 0.0, b""
         self._since_beat = 0.0
         self._last = time.monotonic()
         self._selector = selectors.DefaultSelector()
@@ -188,16 +189,17 @@ class Watch:
                 if not data:
                     self.is_unwanted = True
                     self._selector.unregister(0)
-                for guard in self.guards if b"restart" in data.split(b"\n") else ():
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                for guard in self.guards if b"restart" in lines else ():
                     guard.tell("restart")
             elif not key.data.read():
                 self._selector.unregister(key.fileobj)
         known = [guard.quiet for guard in self.guards if guard.quiet is not None]
-        quiet = min(known) if known else 0.0
+        quiet = min(known) if known else self._said
         if not self._said <= quiet < self._said + max(self._sample, TICK_S) / 2:
-            self._said = quiet
-            if quiet >= self._sample:
+            if max(quiet, self._said) >= self._sample:
                 say(self._mark, {"quiet": quiet})
+            self._said = quiet
         # A step is short even if the clock jumps: who was stopped or asleep has not listened meanwhile.
         now = time.monotonic()
         step = min(now - self._last, 1.0)

@@ -356,4 +356,6 @@ if __name__ == "__main__":
     ordered = json.load(sys.stdin)
     signal.signal(signal.SIGALRM, lambda *_: sys.exit("it takes too long"))
     signal.alarm(int(ordered["seconds"]) + 15)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(1))  # after its folder is removed
     print("\n%s\n%s\n%s" % (BEGIN, json.dumps(document(ordered)), END))

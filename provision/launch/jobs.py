@@ -26,7 +26,7 @@ from provision.remote import ssh
 from provision.remote.session import Session
 
 _LOG_TAIL_LINES = 15  # of a job that wrote no report
-_END_S = 30.0  # for an interrupted job to end itself on all hosts
+_END_S = 30.0  # for an interrupted or stalled job to end itself on all hosts
 _HEARTBEAT_S = 5.0
 #: Runs ``Job.program`` on a host, with Python before it, and notes how it ended.
 RANK = "{job}/rank.py"
@@ -194,9 +194,11 @@ def run(
             pipe.write(job.order(mark).encode())
             waited = _HEARTBEAT_S  # the order ends with the first of them
             while not interrupted.is_set() and not has_ended.is_set():
-                if waited >= _HEARTBEAT_S or restarts.is_set():
-                    pipe.write(b"restart\n" if restarts.is_set() else b"\n")
-                    restarts.clear()
+                is_restart = restarts.is_set()
+                if waited >= _HEARTBEAT_S or is_restart:
+                    if is_restart:
+                        restarts.clear()  # where it was seen: it may be set again meanwhile
+                    pipe.write(b"restart\n" if is_restart else b"\n")
                     pipe.flush()
                     waited = 0.0
                 has_ended.wait(0.2)
@@ -209,6 +211,8 @@ def run(
                 action, watch.action = watch.action, None
                 if action is not None:
                     (has_ended if action == "kill" else restarts).set()  # without heartbeats the job ends itself
+                if action == "kill":
+                    deadline = time.monotonic() + _END_S
             if interrupted.is_set() and deadline is None:
                 deadline = time.monotonic() + _END_S
             return deadline is not None and time.monotonic() > deadline

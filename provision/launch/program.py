@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from provision.base import resources
 from provision.base.errors import Interrupted, ProvisionError, UsageError
@@ -137,12 +138,12 @@ def follow(
         watch = stack.enter_context(StallWatch(session, options.stall)) if options.stall else None
         result = jobs.run(session, job, f"Run on {len(placed)} host(s), {ranks} rank(s)", log, output, watch=watch)
     found = root_cause.of(output, result)
-    was_killed = watch is not None and watch.last_words and result.code and not result.interrupted
+    was_killed = watch is not None and watch.has_ended_it(result.code) and not result.interrupted
     session.record.exit_code = code = stall_watch.EXIT_CODE if was_killed else found.code or result.code
     if result.interrupted:
-        _end_leftovers(session)
+        raise Interrupted(f"interrupted; nothing of this run is left running{_end_leftovers(session)}")
     if watch is not None and was_killed:
-        session.progress.line(watch.last_words, "bold red")
+        session.progress.line(f"{watch.last_words}{_end_leftovers(session)}", "bold red")
         session.progress.line(f"  exit code {code}; the job's whole output: {log}")
     elif code:
         host = _host_of(found.failure.rank, result, placed, job, options) if found.failure else ""
@@ -151,13 +152,13 @@ def follow(
     return code
 
 
-def _end_leftovers(session: Session) -> NoReturn:
-    """The job has ended itself on every host that it could reach; end what it could not."""
+def _end_leftovers(session: Session) -> str:
+    """The job has ended itself on every host that it could reach; end what it could not, and say where that is unknown."""
     sweep = resources.inline_command("guard.py", session.run_id)
     answers = ssh.run_cleanup(session, {host.name: sweep for host in session.inventory.hosts})
-    unknown = sorted(name for name, answer in answers.items() if answer.code != 0)
-    where = f"; {', '.join(unknown)} cannot be reached, and ends the job there when it hears nothing any more" if unknown else ""
-    raise Interrupted(f"interrupted; nothing of this run is left running{where}")
+    # A guard of the job that lives ends it there, and may kill this with it.
+    unknown = sorted(name for name, answer in answers.items() if answer.code not in (0, 128 + signal.SIGKILL))
+    return f"; {', '.join(unknown)} cannot be reached, and ends the job there when it hears nothing any more" if unknown else ""
 
 
 def _place(

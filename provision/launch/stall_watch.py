@@ -1,13 +1,14 @@
 """The watch over a job: when its ranks are quiet for longer than its own rhythm explains, one examination says whether it has stalled.
 
 The hosts' guards see cheap signs only, which a rank that computes lacks, too: they never raise an alarm, an examination does. One that
-finds no stall is silent, and the next one comes when the job has been quiet for twice as long, but not more than `_PAUSE_S` longer. A job
-that went on after a stall is examined again only when it is quiet for longer than that: a slow checkpoint is named once.
+finds no stall is silent, and the next one comes when the job has been quiet for twice as long, but not more than `_PAUSE_S` longer; once it
+went on, `_KEPT_S` at most. A job that went on after a stall is examined again only when it is quiet for longer than that: a slow
+checkpoint is named once.
 """
 
 from __future__ import annotations
 
-import re
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from pydantic import AwareDatetime, BaseModel, Field, JsonValue
 
 from provision.base.errors import ProvisionError
 from provision.base.text import duration
+from provision.launch.rank_output import pieces
 from provision.remote.session import Session
 
 RECORD = "stalls.json"  # in the run's folder
@@ -26,8 +28,8 @@ EXIT_CODE = 124  # of a job that --on-stall kill has ended, as timeout(1) has it
 Action = Literal["report", "kill", "restart"]
 _BEAT_S = 5.0  # between two samples of the ranks, where --stall-after is not short itself
 _RHYTHM = 1.5  # times the longest stall after which the job went on
-_PAUSE_S = 600.0
-_OUTPUT = re.compile(r"<stdout>:[^\[]*[^\s\[]")  # of a rank; what waits for others, warns on standard error
+_PAUSE_S, _KEPT_S = 600.0, 300.0
+_RESTART_S = 60.0  # for killed ranks to be gone
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class StallWatch:
 
     Attributes:
         action: what is to be done with the job now; who does it sets it to None.
-        last_words: why the job was ended; empty where it was not.
+        last_words: why the job was ended, or its ranks were killed and have not gone on; empty where neither is so.
     """
 
     def __init__(self, session: Session, options: StallOptions) -> None:
@@ -99,7 +101,9 @@ class StallWatch:
         self._ended = threading.Event()
         self._examined: list[Finding | ProvisionError] = []
         self._examination: threading.Thread | None = None
-        self._has_failed = False
+        self._found: tuple[Finding | ProvisionError, float] | None = None  # not yet taken, and when it was found
+        self._restarted: float | None = None  # for how long the job was quiet when its ranks were killed
+        self._has_failed = self._is_unwritten = False
         self._restarts = options.restarts
 
     def __enter__(self) -> StallWatch:
@@ -112,7 +116,7 @@ class StallWatch:
 
     def line(self, text: str) -> None:
         """A line of the job's output."""
-        if _OUTPUT.search(text):
+        if any(tag.endswith("<stdout>:") and said.strip() for tag, said in pieces(text)):  # what waits for others, warns on standard error
             self._output = time.monotonic()
             self._goes_on()
 
@@ -128,9 +132,16 @@ class StallWatch:
         if time.monotonic() - self._heard > 3 * self.options.sample + 1:  # they say it again and again, while it is so
             self._goes_on()
         if self._examination is not None and not self._examination.is_alive():
-            self._examination = None
-            self._take(self._examined.pop())
-        if self._stall is None and self._examination is None and self._quiet >= max(self._next, _RHYTHM * self._longest):
+            self._examination, self._found = None, (self._examined.pop(), time.monotonic())
+        found, since = self._found or (None, 0.0)
+        is_stale = isinstance(found, Finding) and found.is_stalled and self._heard <= since  # it may have gone on meanwhile
+        if found is not None and not is_stale:
+            self._found = None
+            self._take(found)
+        if self._restarted is not None and self._quiet > self._restarted + _RESTART_S:
+            self._restarted, self.action = None, "kill"
+        is_free = self._stall is None and self._examination is None and self._found is None
+        if is_free and self._quiet >= max(self._next, _RHYTHM * self._longest):
             self._examination = threading.Thread(target=self._examine, daemon=True)
             self._examination.start()
 
@@ -142,7 +153,9 @@ class StallWatch:
                 self._longest = max(self._longest, self._stall.seconds)
             self._session.progress.line(f"provision: the job goes on, after {duration(self._stall.seconds)}", "bold green")
             self._stall = None
-        self._quiet, self._next = 0.0, self.options.after
+        if self._restarted is not None:
+            self._restarted, self.last_words = None, ""
+        self._found, self._quiet, self._next = None, 0.0, max(self.options.after, min(self._next, _KEPT_S))
 
     def _examine(self) -> None:
         try:
@@ -168,8 +181,13 @@ class StallWatch:
             self._session.progress.line(f"provision: the job is quiet for {duration(quiet)}, and cannot be examined: {found}", "yellow")
 
     def _write(self) -> None:
-        (self._session.folder / RECORD).touch(mode=0o600)
-        self._session.write(RECORD, self._record.model_dump(mode="json", by_alias=True))
+        try:
+            (self._session.folder / RECORD).touch(mode=0o600)
+            self._session.write(RECORD, self._record.model_dump(mode="json", by_alias=True))
+        except OSError as error:  # the job must not end for it
+            if not self._is_unwritten:
+                self._session.progress.line(f"provision: {error.filename or RECORD} cannot be written: {error.strerror}", "yellow")
+            self._is_unwritten = True
 
     def _say(self, stall: Stall, found: Finding) -> None:
         line = self._session.progress.line
@@ -177,9 +195,13 @@ class StallWatch:
         for step in found.steps:
             line(f"  → {step}")
         line(f"  the evidence: {self._session.folder / RECORD}, or provision doctor --job {self._session.run_id}")
+        if self.options.action == "report":
+            return
+        self.action, self.last_words = "kill", f"the job has stalled, and was ended (--on-stall {self.options.action}): {found.said}"
         if self.options.action == "restart" and self._restarts:
-            self.action, self._restarts = "restart", self._restarts - 1
+            self.action, self._restarts, self._restarted = "restart", self._restarts - 1, self._quiet
             line("  its ranks are killed, and started again (--on-stall restart)")
-        elif self.options.action != "report":
-            self.action = "kill"
-            self.last_words = f"the job has stalled, and was ended (--on-stall {self.options.action}): {found.said}"
+
+    def has_ended_it(self, code: int) -> bool:
+        """Whether a job that ended with that exit code did so because of the stall: ranks that are started again may fail by themselves."""
+        return bool(code and self.last_words) and (self._restarted is None or code == 128 + signal.SIGKILL)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
@@ -302,3 +303,25 @@ def test_stacks_are_read_within_bounds(tmp_path: Path) -> None:
     assert why == ""
     assert len(found[1]) == stall.MAX_FRAMES
     assert {(len(each["name"]), each["file"], each["line"]) for each in found[1]} == {(stall.LONGEST, "?.py", 0)}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_an_examination_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: int) -> None:
+    """By the sweep of the guard, where the job ends meanwhile."""
+    environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+    with (
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", stall.__file__], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment
+        ) as examining,
+        process("sleep", "60", **OWN) as rank,
+    ):
+        assert examining.stdin is not None
+        examining.stdin.write(json.dumps(order([rank.pid])).encode())
+        examining.stdin.close()
+        end = time.monotonic() + 20
+        while not list(tmp_path.iterdir()) and time.monotonic() < end:
+            time.sleep(0.005)
+        assert list(tmp_path.glob("provision-stall-*"))
+        examining.send_signal(number)
+        assert examining.wait(20) == 1
+    assert list(tmp_path.iterdir()) == []

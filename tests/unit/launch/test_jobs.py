@@ -10,7 +10,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -649,6 +651,120 @@ def test_folders_of_killed_modules_go_when_they_are_old(abandoned: Any, tmp_path
     assert not killed.exists()
     assert living.exists()
     assert other.exists()
+
+
+def test_folders_of_killed_examinations_go_when_they_are_old(abandoned: Any, tmp_path: Path) -> None:
+    killed, living, other = (tmp_path / f"provision-stall-{name}" for name in ("killed", "living", "other"))
+    for folder, file, age_s in ((killed, "py-spy", 400), (living, "py-spy", 200), (other, "notes", 400)):
+        folder.mkdir()
+        (folder / file).touch()
+        os.utime(folder, (time.time() - age_s,) * 2)
+    assert abandoned.remove_abandoned() == [str(killed)]
+    assert [folder.exists() for folder in (killed, living, other)] == [False, True, True]
+
+
+def test_a_restart_kills_ranks_of_the_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program can write records, too."""
+    script, run_id = load_script("guard.py"), f"unit-restart-{os.getpid()}"
+    environments: list[dict[str, str]] = [{"PROVISION_RANK": "0", "PROVISION_RUN_ID": run_id}, {"PROVISION_RUN_ID": run_id}, {}]
+    started = [subprocess.Popen(["sleep", "60"], env=environment) for environment in environments]
+    records = [{"pid": pid, "rank": 0, "parent": 1, "starter": 1} for pid in (0, 1, *(each.pid for each in started))]
+    for at, record in enumerate(records):
+        (tmp_path / f"provision-rank-{at}").write_text(json.dumps(record))
+    killed: list[int] = []
+
+    def restarts(_beat: float, _report: Any, restart: Any) -> bool:
+        restart()
+        return True
+
+    monkeypatch.setattr(script, "wait_for_end", restarts)
+    monkeypatch.setattr(script, "sweep", lambda *_: None)
+    monkeypatch.setattr(script, "signal_all", lambda pids, number: killed.extend(pids if number == signal.SIGKILL else ()))
+    try:
+        script.attend(run_id, str(tmp_path), 0)
+        assert killed == [started[0].pid]
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+
+
+@pytest.fixture
+def watch_of_hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, int, list[Any]]]:
+    """job.py's, with one guard; the other end of its standard input; and what it says."""
+    script, said = load("job_on_hosts", resources.hostside("job.py")), list[Any]()
+    monkeypatch.setattr(script, "TICK_S", 0.01)
+    monkeypatch.setattr(script, "say", lambda _mark, about: said.append(about))
+    ours, theirs = os.pipe()
+    real_read, selector = os.read, script.selectors.DefaultSelector()
+    monkeypatch.setattr(script.os, "read", lambda number, size: real_read(ours if number == 0 else number, size))
+    monkeypatch.setattr(selector, "register", lambda *_: type(selector).register(selector, ours, 1))
+    monkeypatch.setattr(script.selectors, "DefaultSelector", lambda: selector)
+    watch = script.Watch("mark", 5.0)
+    yield watch, theirs, said
+    selector.close()
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_a_job_that_goes_on_is_said_at_once(watch_of_hosts: tuple[Any, int, list[Any]]) -> None:
+    watch, _, said = watch_of_hosts
+    watch.guards = [SimpleNamespace(quiet=None, silent=0.0)]
+    for quiet in (None, 0.0, 2.5, 60.0, 61.0, None, 0.0, 0.0, 3.0, 0.0):
+        watch.guards[0].quiet = quiet
+        watch._tick()
+    assert said == [{"quiet": 60.0}, {"quiet": 0.0}], "without ranks, no rank goes on"
+
+
+def test_a_restart_that_comes_in_parts_is_read(watch_of_hosts: tuple[Any, int, list[Any]]) -> None:
+    watch, pipe, _ = watch_of_hosts
+    told: list[str] = []
+    watch.guards = [SimpleNamespace(quiet=None, silent=0.0, tell=told.append)]
+    for part in (b"\nres", b"tart", b"\n\n"):
+        assert told == []
+        os.write(pipe, part)
+        watch._tick()
+    assert told == ["restart"]
+
+
+def test_a_restart_that_is_asked_for_during_a_heartbeat_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipe to the host is ours here: it decides when."""
+    watch: Any = SimpleNamespace(action=None, attend=lambda: None, line=lambda _text: None)
+    written: list[bytes] = []
+
+    def stream(_session: Any, _host: str, _command: str, feed: Any, _take: Any, stopping: Any) -> int:
+        def write(data: bytes) -> None:
+            written.append(data)
+            if data == b"\n" and written.count(data) == 1:
+                watch.action = "restart"
+                stopping()
+
+        pipe = SimpleNamespace(write=write, flush=lambda: None)
+        feeder = threading.Thread(target=feed, args=(pipe,), daemon=True)
+        feeder.start()
+        deadline = time.monotonic() + 3
+        while b"restart\n" not in written and time.monotonic() < deadline:
+            time.sleep(0.01)
+        watch.action = "kill"
+        stopping()
+        feeder.join()
+        return 0
+
+    monkeypatch.setattr(jobs.ssh, "stream", stream)
+    jobs.run(session("unit-restart"), Job([]), "", Path(os.devnull), str, watch=watch)
+    assert written[1:] == [b"\n", b"restart\n"]
+
+
+def test_a_stalled_job_that_does_not_end_is_left_after_a_while(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In the job's place: who does not end with its standard input."""
+    monkeypatch.setattr(jobs, "_END_S", 0.05)
+    (tmp_path / "python").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "python").chmod(0o700)
+    watch: Any = SimpleNamespace(action="kill", attend=lambda: None, line=lambda _text: None)
+    started = time.monotonic()
+    result = jobs.run(session("unit-stalled"), Job([], python=str(tmp_path / "python")), "", Path(os.devnull), str, watch=watch)
+    assert time.monotonic() - started < 30
+    assert (result.verdict, result.interrupted) == (Verdict("gone", "", code=result.code), False)
 
 
 def test_sweep_ends_marked_processes_only() -> None:

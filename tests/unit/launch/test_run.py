@@ -30,6 +30,7 @@ from provision.launch import forwarded_variables, jobs, launchers, program, prog
 from provision.launch.jobs import Ended, Job, JobResult, Verdict
 from provision.launch.launchers import Elastic, RunOptions
 from provision.launch.rank_output import RankOutput
+from provision.launch.stall_watch import Finding, StallOptions, StallWatch
 from provision.launch.target_hosts import HostOptions
 from provision.remote import ssh
 from provision.remote.progress import Progress
@@ -286,6 +287,26 @@ def test_verdict_is_shown_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         assert program.follow(session, job, [("10.0.0.1", 1), ("10.0.0.2", 1)], RunOptions(("train",))) == 1
     assert last in shown.lines[-2]
     assert shown.lines[-1] == f"  {SYMPTOM_IN_ONE_LINE}", "what it did to others comes after it"
+
+
+@pytest.mark.parametrize(("code", "has_stalled"), [(137, True), (1, False)])
+def test_a_stall_is_why_the_killed_ranks_were_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, has_stalled: bool
+) -> None:
+    """Crashes had used up the restarts of the launcher; hosts that were not reached are named."""
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    shown = Shown()
+
+    def ended(*_: Any, watch: StallWatch, **__: Any) -> JobResult:
+        watch.last_words, watch._restarted = "the job has stalled", 60.0
+        return JobResult(code, None, False, Verdict("ended", "", rank=0, code=code - 146))
+
+    monkeypatch.setattr(jobs, "run", ended)
+    monkeypatch.setattr(ssh, "run_cleanup", lambda *_: {"a": ssh.Answer(255, "", ""), "b": ssh.Answer(137, "", "Killed")})
+    options = RunOptions(("train",), stall=StallOptions(60, "restart", lambda *_: Finding(True, "", (), {}), restarts=1))
+    with Session(inventories.load("localhost"), shown, {}) as session:
+        assert program.follow(session, Job([], host="a"), [("10.0.0.1", 1)], options) == (124 if has_stalled else 1)
+    assert any(line.startswith("the job has stalled; a cannot be reached") for line in shown.lines) == has_stalled
 
 
 def test_cause_is_said_with_rank_host_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

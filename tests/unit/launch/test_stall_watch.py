@@ -138,7 +138,7 @@ def test_a_job_at_work_raises_no_alarm_and_is_examined_less_and_less_often(watch
     assert lines == []
     examine.found = [STALLED]
     clock.busy(watch, 20)
-    clock.quiet(watch, 60)
+    clock.quiet(watch, 305)
     assert len(lines) == 3, "it has not been taken for its rhythm"
 
 
@@ -147,11 +147,13 @@ def test_what_a_rank_prints_is_a_sign_of_progress_but_not_its_warnings(watched: 
     watch, lines = watched(examine)
     clock.quiet(watch, 55)
     watch.line("[1,0]<stdout>:step 7")
-    clock.quiet(watch, 100, since=55)
+    clock.quiet(watch, 95, since=55)
+    watch.line("[1,1]<stderr>:x[1,0]<stdout>:[2026-01-01 10:00] [INFO] step 8")
+    clock.quiet(watch, 120, since=95)
     assert examine.at == []
     for line in ("[1,0]<stderr>:allreduce waits for rank 1", "[1,0]<stdout>:", "[1,0]<stdout>:[1,1]<stderr>:x", "a message"):
         watch.line(line)
-    clock.quiet(watch, 120, since=100)
+    clock.quiet(watch, 160, since=120)
     assert len(examine.at) == 1
     assert "has stalled since" in lines[0]
 
@@ -159,7 +161,7 @@ def test_what_a_rank_prints_is_a_sign_of_progress_but_not_its_warnings(watched: 
 def test_what_went_on_while_it_was_examined_has_not_stalled(watched: Any, clock: Clock) -> None:
     watch, lines = watched(Examined(clock, STALLED))
     real, watch.options = watch.options.examine, StallOptions(60, "report", lambda *_: (watch.line("[1,0]<stdout>:step"), STALLED)[1])
-    clock.quiet(watch, 60)
+    clock.quiet(watch, 65)
     assert (lines, real is not None) == ([], True)
 
 
@@ -175,9 +177,59 @@ def test_what_follows_a_stall(watched: Any, clock: Clock, action: Action) -> Non
     watch, _lines = watched(Examined(clock, STALLED), action)
     for expected in ("kill",) if action == "kill" else ("restart", "kill"):
         clock.busy(watch, 20)
+        assert not watch.has_ended_it(137)
         clock.quiet(watch, 100)
         assert watch.action == expected
-        assert watch.last_words.startswith(f"the job has stalled, and was ended (--on-stall {action})") == (expected == "kill")
+        assert watch.last_words.startswith(f"the job has stalled, and was ended (--on-stall {action})")
+        assert watch.has_ended_it(1) == (expected == "kill")
+        assert (watch.has_ended_it(137), watch.has_ended_it(0)) == (True, False), "crashes may have used up the launcher's restarts"
+
+
+def test_a_finding_counts_only_where_the_job_is_still_quiet_after_it(watched: Any, clock: Clock) -> None:
+    watch, lines = watched(Examined(clock, STALLED), "kill")
+    clock.quiet(watch, 60)
+    assert (watch.action, lines) == (None, []), "nothing has been heard since the examination"
+    clock.now += 5
+    watch.quiet(0)
+    clock.attend(watch)
+    clock.quiet(watch, 55)
+    assert (watch.action, lines) == (None, [])
+    clock.quiet(watch, 65, since=55)
+    assert watch.action == "kill"
+
+
+def test_ranks_that_do_not_die_of_a_restart_end_the_job(watched: Any, clock: Clock) -> None:
+    watch, _lines = watched(Examined(clock, STALLED), "restart")
+    clock.quiet(watch, 65)
+    assert watch.action == "restart"
+    clock.quiet(watch, 125, since=65)
+    assert watch.action == "restart"
+    clock.quiet(watch, 130, since=125)
+    assert (watch.action, watch.has_ended_it(1)) == ("kill", True)
+
+
+def test_a_rhythm_that_examinations_found_healthy_is_not_examined_again(watched: Any, clock: Clock) -> None:
+    examine = Examined(clock, WORKS)
+    watch, _lines = watched(examine)
+    for _ in range(5):
+        clock.quiet(watch, 100)
+        clock.busy(watch, 20)
+    assert len(examine.at) == 1
+    clock.quiet(watch, 600)
+    clock.busy(watch, 20)
+    before = len(examine.at)
+    clock.quiet(watch, 300)
+    assert len(examine.at) == before + 1, "a stall is found within five minutes all the same"
+
+
+def test_a_record_that_cannot_be_written_is_said_once_and_ends_nothing(watched: Any, clock: Clock, tmp_path: Path) -> None:
+    watch, lines = watched(Examined(clock, STALLED))
+    (tmp_path / "runs" / RUN).rmdir()
+    clock.quiet(watch, 65)
+    clock.busy(watch, 20)
+    said = [line for line in lines if "cannot be written" in line]
+    assert said == [f"provision: {tmp_path}/runs/{RUN}/stalls.json cannot be written: No such file or directory"]
+    assert lines[-1].startswith("provision: the job goes on")
 
 
 def test_an_examination_is_cut_off_where_the_job_ends(watched: Any, clock: Clock) -> None:
