@@ -134,7 +134,8 @@ def test_addresses(encoded: str, address: str) -> None:
     assert stall.address_of(encoded) == address
 
 
-def test_of_a_flood_of_threads_the_main_one_and_a_few_are_read() -> None:
+def test_of_a_flood_of_threads_the_main_one_and_a_few_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # without this project's py-spy
     many = "import threading, time; [threading.Thread(target=time.sleep, args=(60,), daemon=True).start() for _ in range(200)];"
     with process(sys.executable, "-c", many + "print(flush=True); time.sleep(60)", ready=True, **OWN) as started:
         (rank,) = stall.document(order([started.pid]))["ranks"]
