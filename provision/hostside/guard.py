@@ -7,10 +7,11 @@ dead controller left behind.
 a process of another run. Then it removes what is abandoned (abandoned.py).
 
 ``guard.py`` alone guards a job on this host, started by job.py on every host of the job. The first line of standard input is JSON:
-``{"folder": path, "files": {name: text}, "sample": seconds}``. It makes the job's private folder there, and one of the same name under /dev/shm; prints
-``{"ready": true}``, or ``{"error": …}``; then every few seconds ``{"stopped": […]}``, the processes that a signal has stopped; and unless
-``sample``, which is how often, is 0, ``{"quiet": seconds}``, for how long no rank of this host shows that it goes on (null without ranks).
-The other end, too, writes a line every few seconds. On ``restart`` it kills the ranks of this host, which their launcher starts again. On ``end``, or when the other end is gone or silent, it ends the run on this host, removes the
+``{"folder": path, "files": {name: text}, "sample": seconds}``. It makes the job's private folder there, and one of the same name under
+/dev/shm; prints ``{"ready": true}``, or ``{"error": …}``; then every few seconds ``{"stopped": […]}``, the processes that a signal has
+stopped; and unless ``sample``, which is how often, is 0, ``{"quiet": seconds}``, for how long no rank of this host shows that it goes on
+(null without ranks). The other end, too, writes a line every few seconds. On ``restart`` it kills the ranks of this host, which their
+launcher starts again. On ``end``, or when the other end is gone or silent, it ends the run on this host, removes the
 folders and prints ``{"orphaned": true}`` where the launcher's process here has died before its ranks, ``{"ended": […]}``, how the ranks of
 this host ended, and ``{"killed": […]}``, those whose end could not be recorded.
 """

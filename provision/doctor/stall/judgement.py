@@ -108,7 +108,7 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         made.said = f"no rank waits for another; {_said(elsewhere)}"
         made.state = "works" if all(place.kind == "sleep" for place in elsewhere) else "stalled"  # none keeps another waiting
     elif [place.kind for place in places] == ["network"]:
-        made.state, made.said = "works", f"{_said(waiting)}; there is no other rank, so it waits for a server"
+        made.state, made.said = "works", f"{_said(waiting)}; no other rank is there: it waits for a server"
     elif len(groups := sorted(grouped(waiting), key=len)) > 1:
         # As many here as there: each may be the one that is wrong.
         odd = [group for group in groups if len(group) < len(groups[-1]) or len(groups[0]) == len(groups[-1])]
