@@ -200,6 +200,7 @@ def fixed(cluster: Sandbox, *names: str) -> None:
         assert f"fixed: node1: {name}" in result.stderr
 
 
+@pytest.mark.slow
 def test_hosts_that_can_run_a_job_reach_each_other(installed):
     found = doctor(installed)
     assert not [name for name in found if name.startswith("ssh-") or name == "btl-tcp-firewall"]

@@ -12,17 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ready
 from conftest import missing
 from hosts import good, provision, report, root, wait_until
 
 from provision import sandbox as sandboxes
 from provision.sandbox import Sandbox, names, namespaces
 
-LEAN = (
-    "--torch",
-    "none",
-)  # the engine's own check over all ranks ends the run
 NAME = f"it{os.getpid()}-spaces"
 
 
@@ -89,15 +84,6 @@ def test_up_again_is_the_same_sandbox_and_other_values_are_refused(pair):
     assert provision("sandbox", "up", "--name", pair.name, "-n", "3").returncode == 1
     shown = good(provision("sandbox", "ls")).stdout
     assert any(line.split()[:4] == [pair.name, "2", "namespaces", "running"] for line in shown.splitlines()), shown
-
-
-def test_an_installation_ends_with_a_job_over_both_hosts(pair):
-    """With the engine that containers with this system have built: its wheel is in the cache."""
-    with ready.being_made():
-        pass
-    document = report(good(provision("up", str(pair.inventory), *LEAN, "--json")))
-    assert [host["state"] for host in document["hosts"]] == ["ready", "ready"]
-    assert document["smoke"]["size"] == 4
 
 
 @pytest.mark.slow
