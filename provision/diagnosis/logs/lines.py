@@ -64,8 +64,14 @@ _INFO = Pattern(
     r"|[^\n]{0,100}\b(?:level|lvl|severity)=\W?(?i:info|debug|notice|trace))"
 )
 _DEBUG = Pattern(r"(?:\d[\d/:.,-]*[ \t]+){0,2}[\[|]?(?:DEBUG|TRACE)\b")
-_LEVELS: dict[str, Level] = {"DEBUG": "remark", "TRACE": "remark", "INFO": "info", "NOTICE": "info"}
-_LEVELS |= {"WARN": "warning", "WARNING": "warning"}
+_LEVELS: dict[str, Level] = {
+    "DEBUG": "remark",
+    "TRACE": "remark",
+    "INFO": "info",
+    "NOTICE": "info",
+    "WARN": "warning",
+    "WARNING": "warning",
+}
 _MAX_PREFIXES = 8
 _BEFORE_RANKS = frozenset(bytes([letter]) for letter in b"[0123456789")  # what prefixes with a rank begin with
 _TASK = Pattern(r"(?:fatal|failed|ok|changed|skipping): \[[^\]\n]{1,200}\][^{\n]{0,200}=> \{")  # a task's result, as Ansible prints it
@@ -176,13 +182,8 @@ def blocks(stream: BinaryIO) -> Iterator[bytes]:
     yield b""
 
 
-def _with_folded_words(lines: list[bytes]) -> Iterator[bytes]:
+def _with_folded_words(lines: list[bytes], width: int) -> Iterator[bytes]:
     """The lines, and where a word may have been folded at the width of a terminal, also the line joined with the next one."""
-    width = max((len(line) for line in lines if not line.startswith(PART)), default=0)
-    full = sum(len(line) == width for line in lines)
-    if not NARROWEST <= width <= WIDEST or full > MAX_FULL * len(lines) + 2:
-        yield from lines
-        return
     for line, following in pairwise([*lines, b""]):
         yield line
         if len(line) == width and line[-1:].isalpha() and following[:1].islower():
@@ -192,14 +193,16 @@ def _with_folded_words(lines: list[bytes]) -> Iterator[bytes]:
 def with_short_lines(block: bytes) -> tuple[bytes, list[bytes]]:
     """The block and its lines: long ones (of binary files) in parts, cut where a space is if possible, and JSON's texts unfolded."""
     lines = block.split(b"\n")
-    folded = b"\\n" in block
-    longest = max(map(len, lines))
-    if NARROWEST <= longest <= WIDEST:
-        lines = list(_with_folded_words(lines))
+    lengths = list(map(len, lines))
+    longest = max(lengths)
+    width = max((len(line) for line in lines if not line.startswith(PART)), default=0) if PART in block else longest
+    if NARROWEST <= width <= longest <= WIDEST and lengths.count(width) <= MAX_FULL * len(lines) + 2:
+        lines = list(_with_folded_words(lines, width))
         block = b"\n".join(lines)
-    if longest <= LONGEST_LINE and not folded:
+    is_folded = b"\\n" in block
+    if longest <= LONGEST_LINE and not is_folded:
         return block, lines
-    parts = (_parts(line) if len(line) > LONGEST_LINE or folded else (line,) for line in lines)
+    parts = (_parts(line) if len(line) > LONGEST_LINE or is_folded else (line,) for line in lines)
     lines = [PART + part if number else part for of_line in parts for number, part in enumerate(of_line)]
     return b"\n".join(lines), lines
 

@@ -26,10 +26,13 @@ from provision.diagnosis.signatures import ErrorShape, all_signatures, error_sha
 
 LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message may take
 BYTES_AROUND = 1 << 13  # bytes of them on each side
-LINES_AT_THE_END, LONGEST_SIGN = 1000, 1000  # lines among which signs that it went well are looked for, and bytes of each
+LINES_AT_THE_END = 1000  # among which signs that it went well are looked for
+LONGEST_SIGN = 1000  # bytes of such a line
 KEPT_MATCHES = 100  # of one error; then it is no longer looked for
 ORDINARY = "ordinary"  # lines that call nothing an error, and belong to no message of several lines
-TRACEBACK, LINES_OF_A_STACK = b"Traceback (most recent call last)", 80  # lines on each side of one
+TRACEBACK = b"Traceback (most recent call last)"
+LINES_OF_A_STACK = 80  # on each side of a line of it
+OTHERS_ABOVE, OTHERS_BELOW = 3, 2  # lines that are no frames, and end a stack, looking up or down from one
 ANNOUNCED_LINES = 3  # that are quoted with the header that announces them
 AT_ONCE = 500  # lines with words that are examined together
 REPEATS = 60  # of a line that differs in digits only, after which it is no longer examined
@@ -208,7 +211,7 @@ class Scanner:
         block.clean(sorted({index for indexes in wanted.values() for index in indexes}))
         found = [(rule, span) for rule, indexes in wanted.items() for span in block.spans(rule, indexes)]
         touched = sorted({index for _, span in found for index in span.candidates})
-        harmless_rules = [rule for rule in self._rules.harmless if touched and rule.is_possible(block.reduced_text, rule.words)]
+        harmless_rules = self._rules.harmless_in(block.lines.values()) if touched else []
         ignored = {index for rule in harmless_rules for span in block.spans(rule, touched) for index in span.candidates}
         claimed = {numbers[each] for rule, span in found if rule.kind == "known" for each in {*range(span.first, span.last + 1)} - ignored}
         certain = {span.quoted for rule, span in found if rule.shape and rule.shape.is_certain}
@@ -266,7 +269,6 @@ class _Block:
         near = _merged(map(self.neighbours, candidates))
         self.lines = {index: clean(self._raw[index]) for begin, end in near for index in range(begin, end)}
         self._all = _Text(self.lines)
-        self.reduced_text = reduced(self._all.text)
         of_rank: dict[str | None, dict[int, Line]] = defaultdict(dict)
         for index, line in self.lines.items():
             of_rank[line.rank][index] = line
@@ -274,30 +276,38 @@ class _Block:
 
     def stack(self, index: int) -> bytes:
         """The traceback, or Java's stack, that the line is in or announces, with the line above it; empty if there is none."""
-        (above, top), (below, end) = self._frames(index, -1), self._frames(index, 1)
+        above, frames_above = self._frames(index, is_above=True)
+        below, frames_below = self._frames(index, is_above=False)
         own = self.lines[index].latin1
-        return b"\n".join((*reversed(above), own, *below)) if top or end or _FRAME.at(own, 0) else b""
+        is_in_one = frames_above or frames_below or _FRAME.at(own, 0)
+        return b"\n".join((*reversed(above), own, *below)) if is_in_one else b""
 
     def below(self, index: int) -> bytes:
         """The next line, in which the program may say what it does about it."""
-        return next(iter(self._frames(index, 1)[0]), b"")
+        return next(iter(self._frames(index, is_above=False)[0]), b"")
 
-    def _frames(self, of: int, step: int) -> tuple[list[bytes], int]:
-        """The lines of a stack above (``step`` -1) or below a line, and the next one; and how many they are. Of the line's rank only."""
+    def _frames(self, of: int, *, is_above: bool) -> tuple[list[bytes], int]:
+        """The lines of a stack on one side of a line, nearest first, with the next one; and how many they are. Of the line's rank only."""
+        indexes = range(of - 1, -1, -1) if is_above else range(of + 1, len(self._raw))
+        other_lines = OTHERS_ABOVE if is_above else OTHERS_BELOW
+        left = 0 if is_above and TRACEBACK in self.lines[of].latin1 else other_lines - 1  # the line is one itself
         lines: list[bytes] = []
-        last, others = 0, 1 if step > 0 else 2 if TRACEBACK in self.lines[of].latin1 else 0  # lines that are no frames; 2 end a stack
-        for index in range(of + step, len(self._raw) if step > 0 else -1, step)[:LINES_OF_A_STACK]:
-            if not last and index not in self.lines:  # none is near
+        frames = 0
+        for index in indexes[:LINES_OF_A_STACK]:
+            if not frames and index not in self.lines:  # none is near
                 break
             line = self.lines.get(index) or clean(self._raw[index])
             if line.rank != self.lines[of].rank or self._raw[index].startswith(PART):  # updates and copies of others
                 continue
             lines.append(line.latin1)
-            if _LINK.at(line.latin1, 0) or (others < 2 and _FRAME.at(line.latin1, 0)):
-                last, others = len(lines), 0 if step > 0 else 2 if TRACEBACK in line.latin1 else -1
-            elif line.latin1 and (others := others + 1) >= 2:
-                break
-        return lines[: last + 1], last
+            if _LINK.at(line.latin1, 0) or (left and _FRAME.at(line.latin1, 0)):
+                frames = len(lines)
+                left = 0 if is_above and TRACEBACK in line.latin1 else other_lines
+            elif line.latin1:
+                left -= 1
+                if left <= 0:
+                    break
+        return lines[: frames + 1], frames
 
     def spans(self, rule: _Rule, candidates: Sequence[int]) -> Iterator[_Span]:
         """The matches that touch these candidates: among the lines of the candidate's rank, else among all."""
@@ -367,10 +377,14 @@ class _Text:
 def _merged(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Windows in the order of their beginnings, those that overlap as one."""
     merged: list[tuple[int, int]] = []
+    last = -1  # the end of the last one
     for begin, end in windows:
-        if merged and begin <= merged[-1][1]:
-            begin, end = merged[-1][0], max(merged.pop()[1], end)
-        merged.append((begin, end))
+        if begin > last:
+            merged.append((begin, end))
+            last = end
+        elif end > last:
+            merged[-1] = merged[-1][0], end
+            last = end
     return merged
 
 
@@ -416,11 +430,19 @@ class _Rules:
         made += [("world", sign.id, pattern, None) for sign in worlds for pattern in sign.patterns]
         made += [("harmless", "", pattern, None) for entry in harmless() for pattern in entry.patterns]
         rules = [_Rule(number, *each) for number, each in enumerate(made)]
-        self.harmless = [rule for rule in rules if rule.kind == "harmless"]
+        self._harmless = [rule for rule in rules if rule.kind == "harmless"]
         self.of_word: dict[bytes, list[_Rule]] = defaultdict(list)
-        for rule, word in ((each, word) for each in rules if each.kind != "harmless" for word in each.words[0]):
-            self.of_word[word].append(rule)
+        for rule in rules:
+            if rule.kind != "harmless":
+                for word in rule.words[0]:
+                    self.of_word[word].append(rule)
         self.search = WordSearch(self.of_word)
+        self._harmless_words = WordSearch(word for rule in self._harmless for group in rule.words for word in group)
+
+    def harmless_in(self, lines: Iterable[Line]) -> list[_Rule]:
+        """The harmless rules whose words are in these lines."""
+        words = {word for line in lines for word in self._harmless_words.all(reduced(line.latin1))}
+        return [rule for rule in self._harmless if all(not words.isdisjoint(group) for group in rule.words)]
 
 
 _rules = cache(_Rules)
