@@ -29,7 +29,7 @@ _PREFIX = Pattern(
     r"|[\w.-]+\s+\| |std(?:out|err) [FP] "  # docker compose; CRI
     r"|\[(?:pod/)?[\w.-]+/[\w.-]+(?:/[\w.-]+)?\] "  # kubectl logs --prefix
     r"|#\d{1,4} (?:\d+\.\d+ )?|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\]"  # BuildKit; Hydra
-    r"|slurmstepd: error: pyxis:  "  # what enroot printed
+    r"|slurmstepd: error: pyxis:  |p=\d+ u=\S+ n=\S+ \| "  # what enroot printed; Ansible's own log
     r")|(?:(?:[^\t\n]{1,80}\t){2}\d{4}-[\w:.-]+Z"  # GitHub: job, step
     r"|\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?:\s\d\d[OE]\+?)?"  # the last one: GitLab
     r"|\[\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\]"

@@ -79,6 +79,7 @@ _FRAME = Pattern(
     r"|Caused by: |\.\.\. \d+ (?:more|common)"
 )
 _LINK = Pattern(r"(?:During handling of|The above exception|The direct cause)[^\n]+:$")  # between two tracebacks
+_PROMPT = Pattern(r"(?m)^(?:\([\w.-]+\) )*(?:\[?[\w.-]+@[\w.-]+[: ][^\n]{0,100}?[$#] |\$ \S)")  # of a shell
 _BEGINS = Pattern(r"[\w:\[<(+]")
 _Candidate = tuple[int, tuple[bytes, ...]]  # index of a line in its block, and the words of patterns in it
 
@@ -152,6 +153,8 @@ class Scanner:
         calm = {index: line for index, line in text.lines.items() if line.level != "warning" and index not in alarming}
         shown["goes-on"].update(index for index, line in calm.items() if line.level == "info")
         shown[ORDINARY] = {index for index, line in calm.items() if _BEGINS.at(line.latin1, 0) and not end[index][1][:1].isspace()}
+        prompt = max((text.line_at(found.start()) for found in text.all(_PROMPT)), default=len(end))
+        shown[ORDINARY] = {index for index in shown[ORDINARY] if index < prompt}  # behind it are other commands
         opposite = {text.line_at(found.start()) for sign in self._outcomes for one in sign.unless for found in text.all(one)}
         for name, indexes in shown.items():
             self.went_well[name][len(self.files) - 1] = {text.lines[index].latin1: end[index][0] for index in sorted(indexes - opposite)}
