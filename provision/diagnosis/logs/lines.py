@@ -135,7 +135,7 @@ def _from_json(text: str) -> tuple[str, str] | None:
         value = _parsed(text.rstrip(","))
         return (value, "") if isinstance(value, str) and value.strip() else None
     head = ""
-    if task := _TASK.match(text):
+    if task := _TASK.at(latin1(text), 0):
         head, text = text[: task.end() - 1].strip(), text[task.end() - 1 :]
     if text[:1] != "{" or text[-1:] != "}":
         return None

@@ -30,6 +30,7 @@ LINES_AT_THE_END = 1000  # among which signs that it went well are looked for
 LONGEST_SIGN = 1000  # bytes of such a line
 KEPT_MATCHES = 100  # of one error; then it is no longer looked for
 ORDINARY = "ordinary"  # lines that call nothing an error, and belong to no message of several lines
+PROMPT = "prompt"  # lines in which a shell gets its next command
 TRACEBACK = b"Traceback (most recent call last)"
 LINES_OF_A_STACK = 80  # on each side of a line of it
 OTHERS_ABOVE, OTHERS_BELOW = 3, 2  # lines that are no frames, and end a stack, looking up or down from one
@@ -79,7 +80,7 @@ _FRAME = Pattern(
     r"|Caused by: |\.\.\. \d+ (?:more|common)"
 )
 _LINK = Pattern(r"(?:During handling of|The above exception|The direct cause)[^\n]+:$")  # between two tracebacks
-_PROMPT = Pattern(r"(?m)^(?:\([\w.-]+\) )*(?:\[?[\w.-]+@[\w.-]+[: ][^\n]{0,100}?[$#] |\$ \S)")  # of a shell
+_PROMPT = Pattern(r"(?m)^(?:\([\w.-]+\) )*(?:\[?[\w.-]+@[\w.-]+[: ][^\n]{0,100}?[$#] |\$ \S)")
 _BEGINS = Pattern(r"[\w:\[<(+]")
 _Candidate = tuple[int, tuple[bytes, ...]]  # index of a line in its block, and the words of patterns in it
 
@@ -94,7 +95,7 @@ class Scanner:
         known: id of a signature → its matches.
         unknown: id of an error shape → its matches.
         worlds: id of a world that the logs show → its matches.
-        went_well: id of a sign, or `ORDINARY` → file → those of its last lines that have it, and where each is last.
+        went_well: id of a sign, `ORDINARY` or `PROMPT` → file → those of its last lines that have it, and where each is last.
         is_complete: whether every line that might be an error was examined; False where there were very many.
     """
 
@@ -153,8 +154,7 @@ class Scanner:
         calm = {index: line for index, line in text.lines.items() if line.level != "warning" and index not in alarming}
         shown["goes-on"].update(index for index, line in calm.items() if line.level == "info")
         shown[ORDINARY] = {index for index, line in calm.items() if _BEGINS.at(line.latin1, 0) and not end[index][1][:1].isspace()}
-        prompt = max((text.line_at(found.start()) for found in text.all(_PROMPT)), default=len(end))
-        shown[ORDINARY] = {index for index in shown[ORDINARY] if index < prompt}  # behind it are other commands
+        shown[PROMPT] = {text.line_at(found.start()) for found in text.all(_PROMPT)}
         opposite = {text.line_at(found.start()) for sign in self._outcomes for one in sign.unless for found in text.all(one)}
         for name, indexes in shown.items():
             self.went_well[name][len(self.files) - 1] = {text.lines[index].latin1: end[index][0] for index in sorted(indexes - opposite)}
