@@ -64,16 +64,8 @@ _INFO = Pattern(
     r"|[^\n]{0,100}\b(?:level|lvl|severity)=\W?(?i:info|debug|notice|trace))"
 )
 _DEBUG = Pattern(r"(?:\d[\d/:.,-]*[ \t]+){0,2}[\[|]?(?:DEBUG|TRACE)\b")
-_LEVELS: dict[str, Level] = {
-    "DEBUG": "remark",
-    "TRACE": "remark",
-    "INFO": "info",
-    "NOTICE": "info",
-    "WARN": "warning",
-    "WARNING": "warning",
-}
+LEVELS: dict[str, Level] = {"DEBUG": "remark", "TRACE": "remark", "INFO": "info", "NOTICE": "info", "WARN": "warning", "WARNING": "warning"}
 _MAX_PREFIXES = 8
-_BEFORE_RANKS = frozenset(bytes([letter]) for letter in b"[0123456789")  # what prefixes with a rank begin with
 _TASK = Pattern(r"(?:fatal|failed|ok|changed|skipping): \[[^\]\n]{1,200}\][^{\n]{0,200}=> \{")  # a task's result, as Ansible prints it
 
 
@@ -103,18 +95,17 @@ def clean(raw: bytes) -> Line:
         if found := _PREFIX.at(plain, 0):
             begin = found.end()
             level = "info" if plain.startswith(b"[   ") else level  # the kernel's time: its first 100 seconds, in which drivers probe
-            if plain[:1] in _BEFORE_RANKS:
-                rank = next((value.decode() for value in found.groups() if value), rank)
+            rank = next((value.decode() for value in found.groups() if value), rank)
         elif found := _HEADER.at(plain, 0):
             word, at = next((value.decode(), found.start(number)) for number, value in enumerate(found.groups(), 1) if value)
-            level = _LEVELS.get(word, "")
+            level = LEVELS.get(word, "")
             if not level:  # an error's level stays
                 text = text[at - plain[:at].endswith(b"[") :].strip()
                 break
             begin = found.end()
         elif message := _from_json(text):
             own, word = message
-            level = _LEVELS.get(word, level)
+            level = LEVELS.get(word, level)
         else:
             break
         text = (own or text[begin:]).strip()
@@ -148,7 +139,7 @@ def _from_json(text: str) -> tuple[str, str] | None:
     said = [each.strip() for key in _TEXT_KEYS if isinstance(each := value.get(key), str) and each.strip()]
     if not said:
         return None
-    head = head or (f"{level}:" if level and level not in _LEVELS else "")
+    head = head or (f"{level}:" if level and level not in LEVELS else "")
     return " ".join((head, *said)).strip(), level
 
 

@@ -45,9 +45,9 @@ ONE_LINE = 200  # bytes; longer lines count as several
 
 @dataclass(frozen=True)
 class Match:
-    """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``. ``level`` as in `lines.Line`, or "remark".
+    """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``.
 
-    ``is_header``: the line announces what the next ones say, which is in ``text``, too. ``is_certain``: as in `ErrorShape`.
+    ``level``: as in `lines.Line`, or "remark". ``is_certain``: as in `ErrorShape`.
     """
 
     file: int
@@ -56,7 +56,6 @@ class Match:
     text: str
     rank: str | None
     level: Level = ""
-    is_header: bool = False
     is_certain: bool = False
 
 
@@ -80,7 +79,7 @@ _FRAME = Pattern(
     r"|Caused by: |\.\.\. \d+ (?:more|common)"
 )
 _LINK = Pattern(r"(?:During handling of|The above exception|The direct cause)[^\n]+:$")  # between two tracebacks
-_PROMPT = Pattern(r"(?m)^(?:\([\w.-]+\) )*(?:\[?[\w.-]+@[\w.-]+[: ][^\n]{0,100}?[$#] |\$ \S)")
+_PROMPT = Pattern(r"(?:\([\w.-]+\) )*(?:\[?[\w.-]+@[\w.-]+[: ][^\n]{0,100}?[$#] |\$ \S)")
 _BEGINS = Pattern(r"[\w:\[<(+]")
 _Candidate = tuple[int, tuple[bytes, ...]]  # index of a line in its block, and the words of patterns in it
 
@@ -153,8 +152,9 @@ class Scanner:
         alarming = {text.line_at(found.start()) for pattern in error_shapes()[0].patterns for found in text.all(pattern)}
         calm = {index: line for index, line in text.lines.items() if line.level != "warning" and index not in alarming}
         shown["goes-on"].update(index for index, line in calm.items() if line.level == "info")
-        shown[ORDINARY] = {index for index, line in calm.items() if _BEGINS.at(line.latin1, 0) and not end[index][1][:1].isspace()}
-        shown[PROMPT] = {text.line_at(found.start()) for found in text.all(_PROMPT)}
+        indented = {index for index, (_, line) in enumerate(end) if line[:1].isspace()}
+        shown[ORDINARY] = {index for index, line in calm.items() if _BEGINS.at(line.latin1, 0)} - indented
+        shown[PROMPT] = {index for index, line in text.lines.items() if _PROMPT.at(line.latin1, 0)} - indented
         opposite = {text.line_at(found.start()) for sign in self._outcomes for one in sign.unless for found in text.all(one)}
         for name, indexes in shown.items():
             self.went_well[name][len(self.files) - 1] = {text.lines[index].latin1: end[index][0] for index in sorted(indexes - opposite)}
@@ -231,7 +231,7 @@ class Scanner:
             is_minor = is_remark(text, *kinds) or is_remark(block.below(span.last), "reaction")
             is_minor = is_minor or is_remark(block.stack(span.quoted), "caught", "announced")
             level: Level = "remark" if is_minor else line.level
-            matches.add(Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain))
+            matches.add(Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, is_certain))
 
 
 class _Span(NamedTuple):
@@ -242,7 +242,6 @@ class _Span(NamedTuple):
     candidates: list[int]
     quoted: int
     text: str
-    is_header: bool
 
 
 class _Block:
@@ -282,8 +281,7 @@ class _Block:
         above, frames_above = self._frames(index, is_above=True)
         below, frames_below = self._frames(index, is_above=False)
         own = self.lines[index].latin1
-        is_in_one = frames_above or frames_below or _FRAME.at(own, 0)
-        return b"\n".join((*reversed(above), own, *below)) if is_in_one else b""
+        return b"\n".join((*reversed(above), own, *below)) if frames_above or frames_below or _FRAME.at(own, 0) else b""
 
     def below(self, index: int) -> bytes:
         """The next line, in which the program may say what it does about it."""
@@ -364,30 +362,26 @@ class _Text:
     def line_at(self, offset: int) -> int:
         return self._indexes[bisect_right(self._starts, offset) - 1]
 
-    def quote(self, offset: int) -> tuple[int, str, bool]:
-        """The index of the line there, what of it to quote (of a message of several lines that one), and whether it is a header."""
+    def quote(self, offset: int) -> tuple[int, str]:
+        """The index of the line there, and what to quote: of a message of several lines that one, with a header what it announces."""
         number = bisect_right(self._starts, offset) - 1
         index = self._indexes[number]
         text, at = self.lines[index].text, offset - self._starts[number]
         begin, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
         text = text[begin : end if end >= 0 else len(text)].strip()
         if not text.endswith(":"):
-            return index, text, False
+            return index, text
         following = filter(None, (self.lines[each].text for each in self._indexes[number + 1 : number + 2 + ANNOUNCED_LINES]))
-        return index, " ".join((text, *islice(following, ANNOUNCED_LINES)))[:LONGEST_SIGN], True
+        return index, " ".join((text, *islice(following, ANNOUNCED_LINES)))[:LONGEST_SIGN]
 
 
 def _merged(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Windows in the order of their beginnings, those that overlap as one."""
     merged: list[tuple[int, int]] = []
-    last = -1  # the end of the last one
     for begin, end in windows:
-        if begin > last:
-            merged.append((begin, end))
-            last = end
-        elif end > last:
-            merged[-1] = merged[-1][0], end
-            last = end
+        if merged and begin <= merged[-1][1]:
+            begin, end = merged[-1][0], max(merged.pop()[1], end)
+        merged.append((begin, end))
     return merged
 
 
