@@ -9,11 +9,13 @@ from provision.base.problems import SEVERITIES, Severity
 from provision.diagnosis import xids
 from provision.diagnosis.findings import UNKNOWN, Evidence, Finding
 from provision.diagnosis.logs.scanner import ORDINARY, PROMPT, Match, Matches, Scanner
+from provision.diagnosis.patterns import Pattern, latin1
 from provision.diagnosis.signatures import SAYS, Signature, Symptom, all_signatures, error_shapes, fitting
 
 SHOWN_LINES = 5  # of evidence per finding
 SHOWN_UNKNOWN = 3  # lines that say most about an unknown error, the best first
 STEPS, MANY_STEPS = 5, 100  # that a run takes behind an error that is certain, or where a launcher reports its end, if it overcame it
+_DETAIL = Pattern(r"[\d/'\"`<]")  # a number, path or name in a sentence
 _OVERCOME = "nothing in the log says that it failed because of this: it is only warned of, or the run went on or ended well"
 
 
@@ -150,14 +152,14 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
     left = [(shape, match) for shape, match in shape_of.values() if not outcome.overcame(match)]
     says_enough = ("exception", "reason", "sentence") if begin else SAYS if symptoms else SAYS[:-1]
     candidates = [
-        (SAYS.index(shape.says), _place(match), match)
+        (SAYS.index(shape.says), shape.says == "sentence" and not _DETAIL.first(latin1(match.text)), _place(match), match)
         for shape, match in left
         if shape.is_certain or (shape.says in says_enough and (begin is None or _place(match) < begin))
     ]
-    candidates = candidates or [(0, _place(match), match) for match in symptoms if not named]
+    candidates = candidates or [(0, False, _place(match), match) for match in symptoms if not named]
     if not candidates:
         return None
-    match, *others = list({each[-1].text: each[-1] for each in sorted(candidates, key=lambda each: each[:2])}.values())[:SHOWN_UNKNOWN]
+    match, *others = list({each[-1].text: each[-1] for each in sorted(candidates, key=lambda each: each[:3])}.values())[:SHOWN_UNKNOWN]
     at_the_end = (  # so are, it is assumed, those of which no more were looked for
         shape for shape, match in left if outcome.behind(ORDINARY, match) <= shape.behind or scanner.unknown[shape.id].is_full
     )

@@ -209,7 +209,7 @@ class Scanner:
         for index, words in candidates.items():
             near = block.reduced_near(index)
             for rule in {rule for word in words for rule in self._of_word.get(word, ())}:
-                if rule.is_possible(near, rule.words[1:]):  # it has a word of the first
+                if not rule.other_words or rule.is_possible(near):
                     wanted[rule].append(index)
         block.clean(sorted({index for indexes in wanted.values() for index in indexes}))
         found = [(rule, span) for rule, indexes in wanted.items() for span in block.spans(rule, indexes)]
@@ -394,17 +394,12 @@ class _Rule:
     def __init__(self, number: int, kind: _Kind, id: str, pattern: Pattern, shape: ErrorShape | None = None) -> None:
         self.number, self.kind, self.id, self.pattern, self.shape = number, kind, id, pattern, shape
         self.words = [tuple(word.encode() for word in group) for group in required_words(pattern)]
+        self.other_words = self.words[1:]
         self.begins_on_candidate = kind in ("world", "unknown")
 
-    def is_possible(self, text: bytes, groups: Sequence[Sequence[bytes]]) -> bool:
-        """Whether a reduced text has one word of each of these groups."""
-        for group in groups:  # no generators: this is done for each candidate
-            for word in group:
-                if word in text:
-                    break
-            else:
-                return False
-        return True
+    def is_possible(self, text: bytes) -> bool:
+        """Whether a reduced text with one of the rule's first words has its other words, too."""
+        return all(any(word in text for word in group) for group in self.other_words)
 
     def search(self, text: bytes, begin: int, end: int) -> tuple[int, int, int] | None:
         """(begin, end, where to quote) of the first match."""
@@ -429,10 +424,9 @@ class _Rules:
         rules = [_Rule(number, *each) for number, each in enumerate(made)]
         self._harmless = [rule for rule in rules if rule.kind == "harmless"]
         self.of_word: dict[bytes, list[_Rule]] = defaultdict(list)
-        for rule in rules:
-            if rule.kind != "harmless":
-                for word in rule.words[0]:
-                    self.of_word[word].append(rule)
+        for rule in (each for each in rules if each.kind != "harmless"):
+            for word in rule.words[0]:
+                self.of_word[word].append(rule)
         self.search = WordSearch(self.of_word)
         self._harmless_words = WordSearch(word for rule in self._harmless for group in rule.words for word in group)
 
