@@ -29,7 +29,7 @@ _PREFIX = Pattern(
     r"|[\w.-]+\s+\| |std(?:out|err) [FP] "  # docker compose; CRI
     r"|\[(?:pod/)?[\w.-]+/[\w.-]+(?:/[\w.-]+)?\] "  # kubectl logs --prefix
     r"|#\d{1,4} (?:\d+\.\d+ )?|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\]"  # BuildKit; Hydra
-    r"|slurmstepd: error: pyxis:  "  # what enroot printed
+    r"|slurmstepd: error: pyxis:  |p=\d+ u=\S+ n=\S+ \| "  # what enroot printed; Ansible's own log
     r")|(?:(?:[^\t\n]{1,80}\t){2}\d{4}-[\w:.-]+Z"  # GitHub: job, step
     r"|\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?:\s\d\d[OE]\+?)?"  # the last one: GitLab
     r"|\[\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\]"
@@ -64,10 +64,8 @@ _INFO = Pattern(
     r"|[^\n]{0,100}\b(?:level|lvl|severity)=\W?(?i:info|debug|notice|trace))"
 )
 _DEBUG = Pattern(r"(?:\d[\d/:.,-]*[ \t]+){0,2}[\[|]?(?:DEBUG|TRACE)\b")
-_LEVELS: dict[str, Level] = {"DEBUG": "remark", "TRACE": "remark", "INFO": "info", "NOTICE": "info"}
-_LEVELS |= {"WARN": "warning", "WARNING": "warning"}
+LEVELS: dict[str, Level] = {"DEBUG": "remark", "TRACE": "remark", "INFO": "info", "NOTICE": "info", "WARN": "warning", "WARNING": "warning"}
 _MAX_PREFIXES = 8
-_BEFORE_RANKS = frozenset(bytes([letter]) for letter in b"[0123456789")  # what prefixes with a rank begin with
 _TASK = Pattern(r"(?:fatal|failed|ok|changed|skipping): \[[^\]\n]{1,200}\][^{\n]{0,200}=> \{")  # a task's result, as Ansible prints it
 
 
@@ -97,18 +95,17 @@ def clean(raw: bytes) -> Line:
         if found := _PREFIX.at(plain, 0):
             begin = found.end()
             level = "info" if plain.startswith(b"[   ") else level  # the kernel's time: its first 100 seconds, in which drivers probe
-            if plain[:1] in _BEFORE_RANKS:
-                rank = next((value.decode() for value in found.groups() if value), rank)
+            rank = next((value.decode() for value in found.groups() if value), rank)
         elif found := _HEADER.at(plain, 0):
             word, at = next((value.decode(), found.start(number)) for number, value in enumerate(found.groups(), 1) if value)
-            level = _LEVELS.get(word, "")
+            level = LEVELS.get(word, "")
             if not level:  # an error's level stays
                 text = text[at - plain[:at].endswith(b"[") :].strip()
                 break
             begin = found.end()
         elif message := _from_json(text):
             own, word = message
-            level = _LEVELS.get(word, level)
+            level = LEVELS.get(word, level)
         else:
             break
         text = (own or text[begin:]).strip()
@@ -129,7 +126,7 @@ def _from_json(text: str) -> tuple[str, str] | None:
         value = _parsed(text.rstrip(","))
         return (value, "") if isinstance(value, str) and value.strip() else None
     head = ""
-    if task := _TASK.match(text):
+    if task := _TASK.at(latin1(text), 0):
         head, text = text[: task.end() - 1].strip(), text[task.end() - 1 :]
     if text[:1] != "{" or text[-1:] != "}":
         return None
@@ -142,7 +139,7 @@ def _from_json(text: str) -> tuple[str, str] | None:
     said = [each.strip() for key in _TEXT_KEYS if isinstance(each := value.get(key), str) and each.strip()]
     if not said:
         return None
-    head = head or (f"{level}:" if level and level not in _LEVELS else "")
+    head = head or (f"{level}:" if level and level not in LEVELS else "")
     return " ".join((head, *said)).strip(), level
 
 
@@ -176,13 +173,8 @@ def blocks(stream: BinaryIO) -> Iterator[bytes]:
     yield b""
 
 
-def _with_folded_words(lines: list[bytes]) -> Iterator[bytes]:
+def _with_folded_words(lines: list[bytes], width: int) -> Iterator[bytes]:
     """The lines, and where a word may have been folded at the width of a terminal, also the line joined with the next one."""
-    width = max((len(line) for line in lines if not line.startswith(PART)), default=0)
-    full = sum(len(line) == width for line in lines)
-    if not NARROWEST <= width <= WIDEST or full > MAX_FULL * len(lines) + 2:
-        yield from lines
-        return
     for line, following in pairwise([*lines, b""]):
         yield line
         if len(line) == width and line[-1:].isalpha() and following[:1].islower():
@@ -192,14 +184,16 @@ def _with_folded_words(lines: list[bytes]) -> Iterator[bytes]:
 def with_short_lines(block: bytes) -> tuple[bytes, list[bytes]]:
     """The block and its lines: long ones (of binary files) in parts, cut where a space is if possible, and JSON's texts unfolded."""
     lines = block.split(b"\n")
-    folded = b"\\n" in block
-    longest = max(map(len, lines))
-    if NARROWEST <= longest <= WIDEST:
-        lines = list(_with_folded_words(lines))
+    lengths = list(map(len, lines))
+    longest = max(lengths)
+    width = max((len(line) for line in lines if not line.startswith(PART)), default=0) if PART in block else longest
+    if NARROWEST <= width <= longest <= WIDEST and lengths.count(width) <= MAX_FULL * len(lines) + 2:
+        lines = list(_with_folded_words(lines, width))
         block = b"\n".join(lines)
-    if longest <= LONGEST_LINE and not folded:
+    is_folded = b"\\n" in block
+    if longest <= LONGEST_LINE and not is_folded:
         return block, lines
-    parts = (_parts(line) if len(line) > LONGEST_LINE or folded else (line,) for line in lines)
+    parts = (_parts(line) if len(line) > LONGEST_LINE or is_folded else (line,) for line in lines)
     lines = [PART + part if number else part for of_line in parts for number, part in enumerate(of_line)]
     return b"\n".join(lines), lines
 

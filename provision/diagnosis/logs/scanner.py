@@ -26,10 +26,14 @@ from provision.diagnosis.signatures import ErrorShape, all_signatures, error_sha
 
 LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message may take
 BYTES_AROUND = 1 << 13  # bytes of them on each side
-LINES_AT_THE_END, LONGEST_SIGN = 1000, 1000  # lines among which signs that it went well are looked for, and bytes of each
+LINES_AT_THE_END = 1000  # among which signs that it went well are looked for
+LONGEST_SIGN = 1000  # bytes of such a line
 KEPT_MATCHES = 100  # of one error; then it is no longer looked for
 ORDINARY = "ordinary"  # lines that call nothing an error, and belong to no message of several lines
-TRACEBACK, LINES_OF_A_STACK = b"Traceback (most recent call last)", 80  # lines on each side of one
+PROMPT = "prompt"  # lines in which a shell gets its next command
+TRACEBACK = b"Traceback (most recent call last)"
+LINES_OF_A_STACK = 80  # on each side of a line of it
+OTHERS_ABOVE, OTHERS_BELOW = 3, 2  # lines that are no frames, and end a stack, looking up or down from one
 ANNOUNCED_LINES = 3  # that are quoted with the header that announces them
 AT_ONCE = 500  # lines with words that are examined together
 REPEATS = 60  # of a line that differs in digits only, after which it is no longer examined
@@ -41,9 +45,9 @@ ONE_LINE = 200  # bytes; longer lines count as several
 
 @dataclass(frozen=True)
 class Match:
-    """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``. ``level`` as in `lines.Line`, or "remark".
+    """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``.
 
-    ``is_header``: the line announces what the next ones say, which is in ``text``, too. ``is_certain``: as in `ErrorShape`.
+    ``level``: as in `lines.Line`, or "remark". ``is_certain``: as in `ErrorShape`.
     """
 
     file: int
@@ -52,7 +56,6 @@ class Match:
     text: str
     rank: str | None
     level: Level = ""
-    is_header: bool = False
     is_certain: bool = False
 
 
@@ -76,6 +79,7 @@ _FRAME = Pattern(
     r"|Caused by: |\.\.\. \d+ (?:more|common)"
 )
 _LINK = Pattern(r"(?:During handling of|The above exception|The direct cause)[^\n]+:$")  # between two tracebacks
+_PROMPT = Pattern(r"(?:\([\w.-]+\) )*(?:\[?[\w.-]+@[\w.-]+[: ][^\n]{0,100}?[$#] |\$ \S)")
 _BEGINS = Pattern(r"[\w:\[<(+]")
 _Candidate = tuple[int, tuple[bytes, ...]]  # index of a line in its block, and the words of patterns in it
 
@@ -90,7 +94,7 @@ class Scanner:
         known: id of a signature → its matches.
         unknown: id of an error shape → its matches.
         worlds: id of a world that the logs show → its matches.
-        went_well: id of a sign, or `ORDINARY` → file → those of its last lines that have it, and where each is last.
+        went_well: id of a sign, `ORDINARY` or `PROMPT` → file → those of its last lines that have it, and where each is last.
         is_complete: whether every line that might be an error was examined; False where there were very many.
     """
 
@@ -148,7 +152,9 @@ class Scanner:
         alarming = {text.line_at(found.start()) for pattern in error_shapes()[0].patterns for found in text.all(pattern)}
         calm = {index: line for index, line in text.lines.items() if line.level != "warning" and index not in alarming}
         shown["goes-on"].update(index for index, line in calm.items() if line.level == "info")
-        shown[ORDINARY] = {index for index, line in calm.items() if _BEGINS.at(line.latin1, 0) and not end[index][1][:1].isspace()}
+        indented = {index for index, (_, line) in enumerate(end) if line[:1].isspace()}
+        shown[ORDINARY] = {index for index, line in calm.items() if _BEGINS.at(line.latin1, 0)} - indented
+        shown[PROMPT] = {index for index, line in text.lines.items() if _PROMPT.at(line.latin1, 0)} - indented
         opposite = {text.line_at(found.start()) for sign in self._outcomes for one in sign.unless for found in text.all(one)}
         for name, indexes in shown.items():
             self.went_well[name][len(self.files) - 1] = {text.lines[index].latin1: end[index][0] for index in sorted(indexes - opposite)}
@@ -203,12 +209,12 @@ class Scanner:
         for index, words in candidates.items():
             near = block.reduced_near(index)
             for rule in {rule for word in words for rule in self._of_word.get(word, ())}:
-                if rule.is_possible(near, rule.words[1:]):  # it has a word of the first
+                if not rule.other_words or rule.is_possible(near):
                     wanted[rule].append(index)
         block.clean(sorted({index for indexes in wanted.values() for index in indexes}))
         found = [(rule, span) for rule, indexes in wanted.items() for span in block.spans(rule, indexes)]
         touched = sorted({index for _, span in found for index in span.candidates})
-        harmless_rules = [rule for rule in self._rules.harmless if touched and rule.is_possible(block.reduced_text, rule.words)]
+        harmless_rules = self._rules.harmless_in(block.lines.values()) if touched else []
         ignored = {index for rule in harmless_rules for span in block.spans(rule, touched) for index in span.candidates}
         claimed = {numbers[each] for rule, span in found if rule.kind == "known" for each in {*range(span.first, span.last + 1)} - ignored}
         certain = {span.quoted for rule, span in found if rule.shape and rule.shape.is_certain}
@@ -225,7 +231,7 @@ class Scanner:
             is_minor = is_remark(text, *kinds) or is_remark(block.below(span.last), "reaction")
             is_minor = is_minor or is_remark(block.stack(span.quoted), "caught", "announced")
             level: Level = "remark" if is_minor else line.level
-            matches.add(Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain))
+            matches.add(Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, is_certain))
 
 
 class _Span(NamedTuple):
@@ -236,7 +242,6 @@ class _Span(NamedTuple):
     candidates: list[int]
     quoted: int
     text: str
-    is_header: bool
 
 
 class _Block:
@@ -266,7 +271,6 @@ class _Block:
         near = _merged(map(self.neighbours, candidates))
         self.lines = {index: clean(self._raw[index]) for begin, end in near for index in range(begin, end)}
         self._all = _Text(self.lines)
-        self.reduced_text = reduced(self._all.text)
         of_rank: dict[str | None, dict[int, Line]] = defaultdict(dict)
         for index, line in self.lines.items():
             of_rank[line.rank][index] = line
@@ -274,30 +278,37 @@ class _Block:
 
     def stack(self, index: int) -> bytes:
         """The traceback, or Java's stack, that the line is in or announces, with the line above it; empty if there is none."""
-        (above, top), (below, end) = self._frames(index, -1), self._frames(index, 1)
+        above, frames_above = self._frames(index, is_above=True)
+        below, frames_below = self._frames(index, is_above=False)
         own = self.lines[index].latin1
-        return b"\n".join((*reversed(above), own, *below)) if top or end or _FRAME.at(own, 0) else b""
+        return b"\n".join((*reversed(above), own, *below)) if frames_above or frames_below or _FRAME.at(own, 0) else b""
 
     def below(self, index: int) -> bytes:
         """The next line, in which the program may say what it does about it."""
-        return next(iter(self._frames(index, 1)[0]), b"")
+        return next(iter(self._frames(index, is_above=False)[0]), b"")
 
-    def _frames(self, of: int, step: int) -> tuple[list[bytes], int]:
-        """The lines of a stack above (``step`` -1) or below a line, and the next one; and how many they are. Of the line's rank only."""
+    def _frames(self, of: int, *, is_above: bool) -> tuple[list[bytes], int]:
+        """The lines of a stack on one side of a line, nearest first, with the next one; and how many they are. Of the line's rank only."""
+        indexes = range(of - 1, -1, -1) if is_above else range(of + 1, len(self._raw))
+        other_lines = OTHERS_ABOVE if is_above else OTHERS_BELOW
+        left = 0 if is_above and TRACEBACK in self.lines[of].latin1 else other_lines - 1  # the line is one itself
         lines: list[bytes] = []
-        last, others = 0, 1 if step > 0 else 2 if TRACEBACK in self.lines[of].latin1 else 0  # lines that are no frames; 2 end a stack
-        for index in range(of + step, len(self._raw) if step > 0 else -1, step)[:LINES_OF_A_STACK]:
-            if not last and index not in self.lines:  # none is near
+        frames = 0
+        for index in indexes[:LINES_OF_A_STACK]:
+            if not frames and index not in self.lines:  # none is near
                 break
             line = self.lines.get(index) or clean(self._raw[index])
             if line.rank != self.lines[of].rank or self._raw[index].startswith(PART):  # updates and copies of others
                 continue
             lines.append(line.latin1)
-            if _LINK.at(line.latin1, 0) or (others < 2 and _FRAME.at(line.latin1, 0)):
-                last, others = len(lines), 0 if step > 0 else 2 if TRACEBACK in line.latin1 else -1
-            elif line.latin1 and (others := others + 1) >= 2:
-                break
-        return lines[: last + 1], last
+            if _LINK.at(line.latin1, 0) or (left and _FRAME.at(line.latin1, 0)):
+                frames = len(lines)
+                left = 0 if is_above and TRACEBACK in line.latin1 else other_lines
+            elif line.latin1:
+                left -= 1
+                if left <= 0:
+                    break
+        return lines[: frames + 1], frames
 
     def spans(self, rule: _Rule, candidates: Sequence[int]) -> Iterator[_Span]:
         """The matches that touch these candidates: among the lines of the candidate's rank, else among all."""
@@ -351,17 +362,17 @@ class _Text:
     def line_at(self, offset: int) -> int:
         return self._indexes[bisect_right(self._starts, offset) - 1]
 
-    def quote(self, offset: int) -> tuple[int, str, bool]:
-        """The index of the line there, what of it to quote (of a message of several lines that one), and whether it is a header."""
+    def quote(self, offset: int) -> tuple[int, str]:
+        """The index of the line there, and what to quote: of a message of several lines that one, with a header what it announces."""
         number = bisect_right(self._starts, offset) - 1
         index = self._indexes[number]
         text, at = self.lines[index].text, offset - self._starts[number]
         begin, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
         text = text[begin : end if end >= 0 else len(text)].strip()
         if not text.endswith(":"):
-            return index, text, False
+            return index, text
         following = filter(None, (self.lines[each].text for each in self._indexes[number + 1 : number + 2 + ANNOUNCED_LINES]))
-        return index, " ".join((text, *islice(following, ANNOUNCED_LINES)))[:LONGEST_SIGN], True
+        return index, " ".join((text, *islice(following, ANNOUNCED_LINES)))[:LONGEST_SIGN]
 
 
 def _merged(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -383,17 +394,12 @@ class _Rule:
     def __init__(self, number: int, kind: _Kind, id: str, pattern: Pattern, shape: ErrorShape | None = None) -> None:
         self.number, self.kind, self.id, self.pattern, self.shape = number, kind, id, pattern, shape
         self.words = [tuple(word.encode() for word in group) for group in required_words(pattern)]
+        self.other_words = self.words[1:]
         self.begins_on_candidate = kind in ("world", "unknown")
 
-    def is_possible(self, text: bytes, groups: Sequence[Sequence[bytes]]) -> bool:
-        """Whether a reduced text has one word of each of these groups."""
-        for group in groups:  # no generators: this is done for each candidate
-            for word in group:
-                if word in text:
-                    break
-            else:
-                return False
-        return True
+    def is_possible(self, text: bytes) -> bool:
+        """Whether a reduced text with one of the rule's first words has its other words, too."""
+        return all(any(word in text for word in group) for group in self.other_words)
 
     def search(self, text: bytes, begin: int, end: int) -> tuple[int, int, int] | None:
         """(begin, end, where to quote) of the first match."""
@@ -416,11 +422,18 @@ class _Rules:
         made += [("world", sign.id, pattern, None) for sign in worlds for pattern in sign.patterns]
         made += [("harmless", "", pattern, None) for entry in harmless() for pattern in entry.patterns]
         rules = [_Rule(number, *each) for number, each in enumerate(made)]
-        self.harmless = [rule for rule in rules if rule.kind == "harmless"]
+        self._harmless = [rule for rule in rules if rule.kind == "harmless"]
         self.of_word: dict[bytes, list[_Rule]] = defaultdict(list)
-        for rule, word in ((each, word) for each in rules if each.kind != "harmless" for word in each.words[0]):
-            self.of_word[word].append(rule)
+        for rule in (each for each in rules if each.kind != "harmless"):
+            for word in rule.words[0]:
+                self.of_word[word].append(rule)
         self.search = WordSearch(self.of_word)
+        self._harmless_words = WordSearch(word for rule in self._harmless for group in rule.words for word in group)
+
+    def harmless_in(self, lines: Iterable[Line]) -> list[_Rule]:
+        """The harmless rules whose words are in these lines."""
+        words = {word for line in lines for word in self._harmless_words.all(reduced(line.latin1))}
+        return [rule for rule in self._harmless if all(not words.isdisjoint(group) for group in rule.words)]
 
 
 _rules = cache(_Rules)
