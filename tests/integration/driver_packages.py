@@ -1,7 +1,7 @@
 """Fake packages of NVIDIA's driver with the names and dependencies of those in NVIDIA's repository for Debian, and of what they need.
 
-They hold nothing but the pins of the branch. `dkms` and the kernel are fake, too, because the real ones would build modules for a kernel that
-the test's container does not run.
+They hold nothing but the pins of the branch. `dkms` and the kernel are fake, too, because the real ones would build modules for a kernel
+that the test's container does not run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """NVIDIA's driver installed for real on a host, by apt from a signed repository that the test serves; then `provision up --driver`.
 
-The host has a simulated GPU, which nouveau has taken, and is made to look like a machine (see gpu_machine.py). The packages are stand-ins with the real names and
-dependencies (see driver_packages.py); apt, its choice, the holds and the signature are real. Tests run in order.
+The host has a simulated GPU, which nouveau has taken, and is made to look like a machine (see gpu_machine.py). The packages are stand-ins
+with the real names and dependencies (see driver_packages.py); apt, its choice, the holds and the signature are real. Tests run in order.
 """
 
 from __future__ import annotations
