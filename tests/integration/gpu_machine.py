@@ -1,7 +1,7 @@
 """A simulated GPU host that gets a driver: with what its container lacks of a machine, which is a kernel of its own and a reboot.
 
-What is fake besides the simulated GPUs is the kernel's release, the boot id, and /sbin/shutdown: a machine that it restarts has another boot
-id and shows its GPUs with the driver that was installed.
+What is fake besides the simulated GPUs is the kernel's release, the boot id, and /sbin/shutdown: a machine that it restarts has another
+boot id, and shows its GPUs with the driver that was installed.
 """
 
 from __future__ import annotations
