@@ -144,8 +144,8 @@ def test_a_driver_is_planned_and_not_installed_where_a_reboot_would_be_this_mach
     show(gpu_hosts, Gpus.requested("h100:8"), HostFault("nouveau", "node1"))
     words = (str(gpu_hosts.inventory), "--driver", "580", "--torch", "none", "--json")
     planned = report(good(provision("plan", *words)))
-    assert {host["driver"]["version"] for host in planned["hosts"].values() if host["driver"]} == {"580"}
-    assert planned["hosts"]["node1"]["driver"]["services"] == ["nvidia-fabricmanager"]
+    drivers = {name: (host["driver"]["version"], host["driver"]["services"]) for name, host in planned["hosts"].items()}
+    assert drivers == {"node1": ("580", ["nvidia-fabricmanager"]), "node2": ("580.65.06", []), "node3": ("580.65.06", [])}
     refused = report(provision("up", *words))
     assert {each["id"] for each in refused["failures"]} == {"own-reboot"}
     assert root(gpu_hosts.hosts[0], "ls /etc/modprobe.d/provision-nouveau.conf /opt/provision 2>/dev/null || true") == ""
