@@ -23,10 +23,11 @@ from provision.sandbox.lifecycle import simulate
 
 app = App(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd, or Linux namespaces.")
 
-_LIMITS = (
-    "The GPUs are simulated: survey, plan, doctor and nvidia-smi see them, and no program can run on one (CUDA finds none). "
-    "nvidia-smi is the distribution's own, with a stand-in for its library; dmesg is a stand-in."
-)
+_LIMITS = "The GPUs are simulated: survey, plan and doctor see them, and no program can run on one. dmesg is a stand-in."
+_TOOLS = {
+    "nvidia": "nvidia-smi is the distribution's own, with a stand-in for its library; CUDA finds no GPU.",
+    "amd": "amd-smi prints recorded answers.",
+}
 Name = Annotated[str, typer.Option("--name", help="Name of the sandbox; several can exist side by side.")]
 
 
@@ -74,7 +75,7 @@ def up(
     made = sandbox.up(count=count, base=base or None, name=name, say=terminal.say, sudo=mode, slots=ranks, engine=kind)
     if wanted:
         simulate(name, wanted)
-        terminal.say(_LIMITS)
+        terminal.say(f"{_LIMITS} {_TOOLS[wanted.gpus.kind.vendor]}")
     terminal.out().say(str(made.inventory))
 
 

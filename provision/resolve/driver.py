@@ -73,6 +73,8 @@ def with_driver(facts: Facts, driver: Driver, catalog: Catalog) -> Facts:
     """The facts of a host once it runs this driver."""
     if not driver.is_new:
         return facts
+    if driver.services:  # the fabric manager, which is installed and started with it
+        facts = facts.model_copy(update={"nvidia": facts.nvidia.model_copy(update={"fabric_manager": True})})
     return running(facts, oldest_version(driver.version, driver.cuda, catalog), driver.cuda, driver.modules == "open", catalog)
 
 

@@ -1,14 +1,13 @@
 """Fake packages of NVIDIA's driver with the names and dependencies of those in NVIDIA's repository for Debian, and of what they need.
 
-They hold nothing but the files that somebody asks: nvidia-smi and the pins of the branch. `dkms` and the kernel are fake, too, because the
-real ones would build modules for a kernel that the test's container does not run.
+They hold nothing but the pins of the branch. `dkms` and the kernel are fake, too, because the real ones would build modules for a kernel
+that the test's container does not run.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import gpu_machine
 from nccl_packages import package
 
 FLAVOUR = "provision-amd64"
@@ -35,10 +34,6 @@ def driver(folder: Path, work: Path, version: str) -> None:
     for name, needs in depends.items():
         tree = work / f"{name}-{version}"
         tree.mkdir(parents=True)
-        if name == "nvidia-driver-cuda":
-            (tree / "usr/bin").mkdir(parents=True)
-            (tree / "usr/bin/nvidia-smi").write_text(gpu_machine.SMI.replace("VERSION", version.split("-")[0]))
-            (tree / "usr/bin/nvidia-smi").chmod(0o755)
         more = [f"Conflicts: {conflicts[name]}"] if name in conflicts else []
         package(folder, name, version, tree, depends=needs, more=more)
 

@@ -1,7 +1,7 @@
 """NVIDIA's driver installed for real on a host, by apt from a signed repository that the test serves; then `provision up --driver`.
 
-The host is a container that looks like a machine with a GPU (see gpu_machine.py). The packages are stand-ins with the real names and
-dependencies (see driver_packages.py); apt, its choice, the holds and the signature are real. Tests run in order.
+The host has a simulated GPU, which nouveau has taken, and is made to look like a machine (see gpu_machine.py). The packages are stand-ins
+with the real names and dependencies (see driver_packages.py); apt, its choice, the holds and the signature are real. Tests run in order.
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ import pytest
 from hosts import RUN_S, good, report, root
 
 from provision.sandbox import Sandbox, names
+from provision.sandbox.gpus.model import Gpus, HostFault
+from provision.sandbox.gpus.simulation import Simulation
+from provision.sandbox.lifecycle import simulate
 
 pytestmark = pytest.mark.slow
 
 PLANNED, NEWER, OLDER = "580.126.20-1", "595.71.05-1", "570.211.01-1"
+NOUVEAU = Simulation(Gpus.requested("h100:1"), (HostFault("nouveau", "node1"),))
+HEALTHY = Simulation(Gpus.requested("h100:1", driver=PLANNED.split("-")[0]))
 NAMED = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms")
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -34,6 +39,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="module")
 def host(sandbox_factory) -> Sandbox:
     made: Sandbox = sandbox_factory(1, "debian:12", name="driver", slots=1)
+    simulate(made.name, NOUVEAU, say=lambda _line: None)
     gpu_machine.disguise(made.hosts[0], f"6.1.0-37-{driver_packages.FLAVOUR}")
     # What a container lacks of a machine with a kernel.
     initramfs = "/usr/sbin/update-initramfs"
@@ -138,7 +144,6 @@ def test_the_branch_is_installed_and_held_in_place_of_another_one(host, play):
     found = installed(host)
     assert "nvidia-kernel-dkms" not in found
     assert {found[name] for name in (*NAMED, "libcuda1", "libnvidia-ml1", "nvidia-persistenced")} == {(PLANNED, "hold")}
-    assert PLANNED.split("-")[0] in root(host.hosts[0], "cat $(command -v nvidia-smi)")
     assert "blacklist nouveau" in root(host.hosts[0], "cat /etc/modprobe.d/provision-nouveau.conf")
 
 
@@ -156,7 +161,8 @@ def test_an_upgrade_of_the_system_leaves_the_driver(host):
 
 def test_up_reboots_the_host_and_plans_the_rest_for_the_driver_that_runs(host, provision):
     words = ("up", str(host.inventory), "--driver", "580", "--torch", "none", "--no-smoke", "--nccl", "wheel", "--json")
-    done = good(provision(*words))
+    with gpu_machine.boots(host, HEALTHY):
+        done = good(provision(*words))
     assert root(host.hosts[0], f"cat {gpu_machine.REBOOTS}").count("provision has installed NVIDIA's driver") == 1
     found = report(done)
     assert any("NVIDIA's driver was installed and the host rebooted; nvidia-smi answers" in note for note in found["notes"])

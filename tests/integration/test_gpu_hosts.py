@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hosts import good, provision, report
+from hosts import good, provision, report, root
 
 from provision.base import resources
 from provision.base.errors import ProvisionError
@@ -122,6 +122,33 @@ def test_an_archive_without_nvidia_smi_is_an_error_that_names_it(gpu_hosts, ssh)
     finally:
         good(ssh(gpu_hosts, host, f"sudo sh -c 'rm -rf {lists}; tar -xf /root/lists.tar -C /; mv /root/kept {kept} || true'"))
     show(gpu_hosts, Gpus.requested("t4:1"))
+
+
+@pytest.mark.slow
+def test_amd_hosts_get_a_plan_and_one_whose_user_may_not_use_its_gpus_the_reason(gpu_hosts):
+    show(gpu_hosts, Gpus.requested("mi300x:2"))
+    planned = report(good(provision("plan", str(gpu_hosts.inventory), "--json")))
+    assert {name: "+rocm" in host["torch"]["version"] for name, host in planned["hosts"].items()} == dict.fromkeys(
+        ("node1", "node2", "node3"), True
+    )
+    root(gpu_hosts.hosts[1], "chmod 600 /dev/kfd")
+    try:
+        refused = provision("plan", str(gpu_hosts.inventory))
+    finally:
+        root(gpu_hosts.hosts[1], "chmod 666 /dev/kfd")
+    assert (refused.returncode, "node2: no plan fits: it has 2 x AMD GPU, and trainer may not use /dev/kfd" in refused.stderr) == (1, True)
+
+
+@pytest.mark.slow
+def test_a_driver_is_planned_and_not_installed_where_a_reboot_would_be_this_machines(gpu_hosts):
+    show(gpu_hosts, Gpus.requested("h100:8"), HostFault("nouveau", "node1"))
+    words = (str(gpu_hosts.inventory), "--driver", "580", "--torch", "none", "--json")
+    planned = report(good(provision("plan", *words)))
+    drivers = {name: (host["driver"]["version"], host["driver"]["services"]) for name, host in planned["hosts"].items()}
+    assert drivers == {"node1": ("580", ["nvidia-fabricmanager"]), "node2": ("580.65.06", []), "node3": ("580.65.06", [])}
+    refused = report(provision("up", *words))
+    assert {each["id"] for each in refused["failures"]} == {"own-reboot"}
+    assert root(gpu_hosts.hosts[0], "ls /etc/modprobe.d/provision-nouveau.conf /opt/provision 2>/dev/null || true") == ""
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ from provision.image import containers, local_images, trial_containers, verifica
 from provision.image.containers import LABEL, NAME, PORTS
 from provision.remote.progress import Progress
 from provision.remote.session import Session
-from provision.sandbox import Sandbox, debootstrap
+from provision.sandbox import Sandbox, debootstrap, docker_engine, names
 from provision.sandbox.containers import controller_settings
 from provision.sandbox.docker_engine import DockerEngine
 
@@ -225,6 +225,31 @@ def test_two_containers_train_together_and_only_then_it_is_ready(
     assert "2 containers" in info.labels[local_images.VERIFIED_BY]
     assert [name for name in DockerEngine(engine).sandboxes() if name.startswith(trial_containers.PREFIX)] == []
     assert engine.networks.list(names=f"provision-{trial_containers.PREFIX}{os.getpid()}-") == []
+
+
+def test_a_verification_removes_what_killed_ones_left_and_nothing_else(
+    engine: docker.DockerClient, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_engine, "SETTLE_SECONDS", 0.1)
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    left, runs = f"{trial_containers.PREFIX}{ended.pid}-0a1b2c", DockerEngine(engine)
+    alive, own = f"{trial_containers.PREFIX}{os.getpid()}-0a1b2c", f"{trial_containers.PREFIX}{ended.pid}"  # of a user, who chose that name
+    try:
+        for name in (left, alive, own):
+            names.folder(name).mkdir(parents=True)
+            runs.create_network(name, ["node1"])
+            labels = {names.LABEL: name, names.ROLE: "host", names.HOST: "node1"}
+            engine.containers.create(base, ["true"], name=names.container(name, "node1"), labels=labels, network=names.network(name))
+        with trial_containers.containers(engine, local_images.ImageInfo("any", "any", {}, ready=False), 0) as inventory:
+            assert (inventory.exists(), runs.has(inventory.parent.name)) == (True, True)
+        assert [runs.has(name) for name in (left, alive, own)] == [False, True, True]
+        assert [names.folder(name).exists() for name in (left, alive, own)] == [False, True, True]
+        assert (inventory.parent.exists(), runs.has(inventory.parent.name)) == (False, False)
+    finally:
+        for name in (left, alive, own):
+            runs.remove(name, print)
+            shutil.rmtree(names.folder(name), ignore_errors=True)
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """NCCL installed for real on a host, by apt from a signed repository that the test serves, from a local repository package, as a wheel, and
 built from sources.
 
-The host has no GPU: `nvidia-smi` there is a stand-in that answers as one with an A100 would. Packages and sources are stand-ins, too (see
-nccl_packages.py); apt, its holds, the signature, the dynamic linker, make, the compiler and the wheel are real. NCCL's own sources take
-too long for a test: benchmarks/nccl_from_source.py builds them. Tests run in order on one host.
+The host has a simulated A100, with a driver for CUDA 12.4. Packages and sources are stand-ins, too (see nccl_packages.py); apt, its holds,
+the signature, the dynamic linker, make, the compiler and the wheel are real. NCCL's own sources take too long for a test:
+benchmarks/nccl_from_source.py builds them. Tests run in order on one host.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from hosts import RUN_S, good, remove_default_route, report, root, tasks
 
 from provision.base import paths
 from provision.sandbox import Sandbox, names
+from provision.sandbox.gpus.model import Gpus
+from provision.sandbox.gpus.simulation import Simulation
+from provision.sandbox.lifecycle import simulate
 
 pytestmark = pytest.mark.slow
 
@@ -32,22 +35,13 @@ HIGHER_CUDA = "2.21.5-1+cuda13.1"
 OF_THE_DISTRIBUTION = "2.22.3-1-1"
 REQUIREMENTS = ("--nccl", "2.21.5", "--nccl", "repository")
 
-# What nvidia-smi prints of a host with one A100 and a driver for CUDA 12.4, as far as anybody asks.
-NVIDIA_SMI = r"""#!/bin/sh
-case "$1" in
---query-gpu=*compute_cap*) echo 'NVIDIA A100-SXM4-40GB, GPU-0, 40960, 550.54.15, 00000000:00:04.0, 8.0' ;;
---query-gpu=*) echo 'NVIDIA A100-SXM4-40GB, GPU-0, 40960, 550.54.15, 00000000:00:04.0' ;;
-*) echo '| NVIDIA-SMI 550.54.15    Driver Version: 550.54.15    CUDA Version: 12.4 |' ;;
-esac
-"""
-
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module")
 def host(sandbox_factory) -> Sandbox:
     made: Sandbox = sandbox_factory(1, "debian:12", name="nccl", slots=1)
-    root(made.hosts[0], f"cat > /usr/local/bin/nvidia-smi <<'EOF'\n{NVIDIA_SMI}\nEOF\nchmod 755 /usr/local/bin/nvidia-smi")
+    simulate(made.name, Simulation(Gpus.requested("a100:1", driver="550.54.15")), say=lambda _line: None)
     return made
 
 
@@ -373,7 +367,7 @@ def test_nccl_is_built_from_the_sources_that_were_given_and_takes_the_wheels_pla
     assert root(host.hosts[0], "ls /opt/provision/nccl-built") == "include\nlib"
     assert root(host.hosts[0], "ls -d /opt/provision/nccl /opt/provision/nccl-source 2>/dev/null || true") == ""
     again = good(provision("up", str(host.inventory), *words))
-    assert "no step has to run" in again.stderr
+    assert "up to date; nothing to do" in again.stderr
 
 
 def test_a_file_of_the_build_that_is_gone_comes_back_and_nobody_builds(host, provision, tarball):

@@ -124,7 +124,7 @@ def test_a_host_without_a_compiler_takes_the_wheel_of_a_release(sandbox_factory,
     assert done["smoke"]["size"] == 4
     assert root(cluster.hosts[0], "command -v g++ || echo none").strip() == "none"
     later = good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke"))
-    assert "no step has to run" in later.stderr
+    assert "up to date; nothing to do" in later.stderr
     good(provision("doctor", str(cluster.inventory)))  # which would name a compiler that is missing
 
 
@@ -142,7 +142,7 @@ def test_programs_started_by_hand_have_a_file_with_the_paths(cluster, ssh):
 @pytest.mark.usefixtures("installed")
 def test_a_second_run_has_nothing_to_do_and_a_full_one_changes_nothing(cluster):
     again = good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke"))
-    assert "no step has to run" in again.stderr
+    assert "up to date; nothing to do" in again.stderr
     full = report(good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke", "--full", "--limit", "node1", "--json")))
     assert [(host["state"], host["changed"]) for host in full["hosts"]] == [("unchanged", 0)]
 

@@ -40,18 +40,8 @@ def _compile(source: Path, library: Path) -> None:
     if compiler is None:
         what = "Simulated GPU hosts need a C compiler on this machine, for the library that answers nvidia-smi."
         raise ProvisionError(what, hint="Install one: `sudo apt-get install gcc libc6-dev`.")
-    command = [
-        compiler,
-        "-std=c99",
-        "-O1",
-        "-fPIC",
-        "-shared",
-        "-fvisibility=hidden",
-        f"-Wl,-soname,{library.name}",
-        "-o",
-        str(library),
-        str(source),
-    ]
+    options = ["-std=c99", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", f"-Wl,-soname,{library.name}"]
+    command = [compiler, *options, "-o", str(library), str(source)]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_SECONDS)
     except subprocess.TimeoutExpired as error:

@@ -25,6 +25,8 @@ _REQUEST = re.compile(r"([\w.-]+)(?::(\d{1,3}))?")
 #: What faults need besides features of a profile, in words.
 _NEEDS = {
     "several": "several GPUs",
+    "nvlink": "NVLinks, which GPUs have among several",
+    "fabric": "an NVLink fabric, which GPUs have among several",
     "hosts": "three hosts or more",
     "rdma": "RDMA cards (--fabric)",
     "switches": "NVSwitches on the PCI bus",
@@ -154,7 +156,7 @@ class Gpus:
             UsageError: an unknown profile or fabric, more GPUs than such a host has, a driver that does not run them.
         """
         known = profiles().profiles
-        found = _REQUEST.fullmatch(text)
+        found = _REQUEST.fullmatch(text.lower())
         if found is None or found[1] not in known:
             close = did_you_mean(found[1] if found else text, known)
             raise UsageError(
@@ -190,8 +192,9 @@ class Gpus:
 def version_of(driver: str, profile: Profile) -> str:
     """The version that a branch stands for: the newest of it that the catalogue knows. Raises UsageError for a driver that is unknown, or
     that does not run such a GPU."""
-    if not _DRIVER.fullmatch(driver):
-        raise UsageError(f"invalid --driver: expected a branch or version, such as 580 or 580.65.06, not `{driver}`")
+    if not _DRIVER.fullmatch(driver) or (profile.vendor == "amd" and "." not in driver):
+        like = "a branch or version, such as 580 or 580.65.06" if profile.vendor == "nvidia" else f"a version, such as {profile.driver}"
+        raise UsageError(f"invalid --driver: expected {like}, not `{driver}`")
     if profile.vendor == "amd":
         return driver
     known = sorted(OURS.cuda().toolkits.drivers.values(), key=key)

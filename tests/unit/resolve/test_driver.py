@@ -74,7 +74,7 @@ def test_what_chooses_the_branch_comes_first():
 
 
 def test_nvswitches_get_the_fabric_manager_and_racks_imex():
-    driver = planned(machine(UBUNTU, nvidia={"pci_switches": 4}))
+    driver = planned(machine(UBUNTU, nvidia={"pci_switches": 4, "fabric_manager": False}))
     assert "nvidia-fabricmanager-580" in driver.held
     assert driver.services == ("nvidia-fabricmanager",)
     plan = plan_for({"a": machine(DEBIAN, GB200)}, requirements("580"))

@@ -133,6 +133,7 @@ def test_the_library_reads_every_key_that_a_host_states():
         ("h100:0", "", "", "not 0"),
         ("h100:many", "", "", "expected PROFILE:COUNT"),
         ("h100", "580; reboot", "", "expected a branch or version"),
+        ("mi300x", "580", "", "expected a version, such as 6.16.6, not `580`"),
         ("h100", "999", "", "unknown branch 999"),
         ("v100", "590", "", "590.44.01 does not run Tesla V100-SXM2-32GB: GPUs of compute capability 7.0"),
         ("h100", "", "ibb", "expected ib or roce, not `ibb`; did you mean `ib`?"),
@@ -163,7 +164,7 @@ def test_invalid_faults_are_refused(text, said):
 
 
 def test_a_driver_is_a_branch_or_a_version():
-    assert Gpus.requested("h100:4", "570") == Gpus("h100", 4, "570.26")
+    assert Gpus.requested("h100:4", "570") == Gpus.requested("H100:4", "570") == Gpus("h100", 4, "570.26")
     assert Gpus.requested("h100:4", "580.95.05").driver == "580.95.05"
     assert Gpus.requested("h100").count == 8
 
@@ -171,6 +172,7 @@ def test_a_driver_is_a_branch_or_a_version():
 def test_a_gpu_alone_has_no_links():
     assert not {"nvlink", "fabric", "switches", "several"} & Gpus.requested("h100:1").features
     assert {"nvlink", "fabric"} <= Gpus.requested("gb200:1").features  # of its rack
+    assert model.refusal(FAULTS["nvlink-inactive"], Gpus.requested("h100:1"), 1) == "it needs NVLinks, which GPUs have among several"
     assert "field.91" not in host.files("node1", Gpus.requested("h100:1"))["state.txt"]
 
 
