@@ -107,6 +107,12 @@ class Catalog:
         for name in Catalog.__annotations__:
             self.load(name)
 
+    def production_branches(self) -> list[str]:
+        """The branches of NVIDIA's driver for production that it still supports, the one whose support ends last at the end."""
+        known = self.cuda().driver_branches
+        supported = (each for each, kind in self.driver().branches.of.items() if kind != "feature" and not known.ended(each))
+        return sorted(supported, key=lambda branch: (known.ends.get(branch, ""), int(branch)))
+
     def reach(self) -> models.Reach:
         """How far the catalogue's knowledge reaches."""
         from provision.base.versions import key

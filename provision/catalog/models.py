@@ -70,10 +70,11 @@ class File(Model):
 
 
 Condition = Literal[
-    "aarch64", "accelerators", "accelerators hidden", "amd", "container", "efa", "efa plugin", "fabric fault", "gb200", "gpus differ",
-    "gpus used", "imex", "infiniband", "jetson", "jetson without wheels", "mig", "mig empty", "nix-ld", "no avx", "nvlink domain",
-    "omni-path", "opal prefix", "passed through", "processor graphics", "pxn off", "rdma mixed", "roce", "roce without gid",
-    "several hosts", "slingshot", "small shm", "vgpu", "vgpu without licence", "wsl", "wsl driver packages",
+    "aarch64", "accelerators", "accelerators hidden", "amd", "container", "efa", "efa plugin", "fabric fault", "gb200", "gpudirect tcp",
+    "gpus differ", "gpus used", "imex", "infiniband", "jetson", "jetson without wheels", "mig", "mig empty", "nix-ld", "no avx",
+    "nvlink domain", "omni-path", "opal prefix", "passed through", "passed through with rdma", "processor graphics", "pxn off",
+    "rdma management", "rdma mixed", "roce", "roce without gid", "several hosts", "slingshot", "small shm", "vgpu",
+    "vgpu without licence", "wsl", "wsl driver packages",
 ]  # fmt: skip
 
 
@@ -267,7 +268,7 @@ PciIds = Annotated[str, Form(r"[0-9a-f]{4}-[0-9a-f]{4}", "a range of PCI device 
 class PciAccelerators(Sourced):
     """Accelerators besides NVIDIA's: a vendor's PCI devices of these classes, or of these devices where any are listed.
 
-    ``display_memory_mb``: from this memory on a display adapter (class 0300) counts, too.
+    ``display_memory_mb``: from this memory on a display adapter (class 0300) counts, too. ``display``: they are cards for displays.
     """
 
     name: Text
@@ -275,6 +276,7 @@ class PciAccelerators(Sourced):
     classes: tuple[PciId, ...]
     devices: tuple[PciId, ...] = ()
     display_memory_mb: int | None = None
+    display: bool = False
 
 
 class Tegra(Sourced):
@@ -282,6 +284,12 @@ class Tegra(Sourced):
 
     servers_wheels_from: Number
     without_code: tuple[Capability, ...]
+
+
+class GpudirectTcp(Sourced):
+    """Google's GPUDirect over TCP → the network interfaces that its machines have for it."""
+
+    of: dict[Text, tuple[Word, ...]]
 
 
 class DmaBuf(Sourced):
@@ -343,6 +351,7 @@ class Hardware(File, Sourced):
     accelerators: tuple[PciAccelerators, ...]
     tegra: Tegra
     dma_buf: DmaBuf
+    gpudirect_tcp: GpudirectTcp
     efa_vendor: PciId
     omni_path_vendors: tuple[PciId, ...]
     amd_vendor: PciId
@@ -676,6 +685,9 @@ class SystemPackages(File, Sourced):
 
 
 class Distribution(Model):
+    """``alike``: distributions that have the same packages."""
+
+    alike: tuple[Word, ...] = ()
     family: Family
     oldest: Number
     newest: Number
@@ -723,17 +735,27 @@ class OperatingSystems(File, Sourced):
         """Debian's and container engines': ``x86_64`` → ``amd64``; an unknown name is returned unchanged."""
         return next(iter(self.architectures.get(name, ())), name)
 
+    def id_of(self, os_id: str) -> str:
+        """By which a distribution is listed: ``rhel`` for ``rocky``; an unknown one is returned unchanged."""
+        return next((listed for listed, each in self.distributions.items() if os_id in each.alike), os_id)
+
+    def distribution(self, os_id: str) -> Distribution | None:
+        """What is listed for a distribution; None for others."""
+        return self.distributions.get(self.id_of(os_id))
+
+    def pythons(self, os_id: str, version: str) -> tuple[str, ...]:
+        """The Pythons in a release's own packages, its default first; empty for releases that are not listed."""
+        listed = self.distribution(os_id)
+        return listed.pythons.get(version, listed.pythons.get(version.split(".")[0], ())) if listed else ()
+
     @property
     def supported(self) -> str:
         """The supported systems as a list to read: ``debian 11 to 13, …, amzn 2023``."""
         spans = {
-            name: each.oldest if each.oldest == each.newest else f"{each.oldest} to {each.newest}"
+            ", ".join((name, *each.alike)): each.oldest if each.oldest == each.newest else f"{each.oldest} to {each.newest}"
             for name, each in self.distributions.items()
         }
-        alike: dict[tuple[str, str], list[str]] = {}
-        for name, span in spans.items():
-            alike.setdefault((self.distributions[name].family, span), []).append(name)
-        return "; ".join(f"{', '.join(names)} {span}" for (_family, span), names in alike.items())
+        return "; ".join(f"{names} {span}" for names, span in spans.items())
 
 
 class CudaTags(Sourced):

@@ -185,12 +185,12 @@ def _packages(name: str, host_class: HostClass) -> DriverPackages:
 
 def _branch(host: _Host, requested: str) -> tuple[str, tuple[Rejected, ...]]:
     """(the requested branch, for `auto` the longest supported that fits GPUs and system; rejected newer ones). Raises Conflict."""
-    known, capabilities = host.catalog.driver(), gpus.capabilities(host.facts, host.catalog)
+    known, production, capabilities = host.catalog.driver(), host.catalog.production_branches(), gpus.capabilities(host.facts, host.catalog)
     offered = host.host_class.of_release(host.packages.releases) or ()
     if not capabilities and requested == AUTO:
         ids = f" (PCI device {joined([f'10de:{each}' for each in host.facts.nvidia.pci_ids])})" if host.facts.nvidia.pci_ids else ""
         what = f"which GPUs it has is not known{ids}, so that no branch of the driver can be chosen for them"
-        longest = max(offered, key=lambda branch: _support(branch, host.catalog))
+        longest = [each for each in production if each in offered][-1]
         by_name = change_requirements(f"name a branch that supports them: --driver {longest}", driver=longest)
         raise host.conflict("driver-gpus-unknown", what, by_name)
     rejected = []
@@ -199,7 +199,7 @@ def _branch(host: _Host, requested: str) -> tuple[str, tuple[Rejected, ...]]:
             rejected.append(Rejected(branch, misfit, id="gpu"))
         elif branch not in offered:
             rejected.append(Rejected(branch, "no package of it is known for that system", id="absent"))
-        elif requested == AUTO and (known.branches.of[branch] == "feature" or host.catalog.cuda().driver_branches.ended(branch)):
+        elif requested == AUTO and branch not in production:
             rejected.append(Rejected(branch, "`auto` takes branches for production that NVIDIA still supports", id="version"))
     unfit = {each.candidate: each for each in rejected}
     usable = sorted((branch for branch in known.branches.of if branch not in unfit), key=int, reverse=True)
@@ -210,18 +210,13 @@ def _branch(host: _Host, requested: str) -> tuple[str, tuple[Rejected, ...]]:
         return requested, ()
     if not usable:
         raise host.conflict("driver-branch", f"no branch of the driver fits: {rejected[0].cause}")
-    best, *shorter = sorted(usable, key=lambda branch: _support(branch, host.catalog), reverse=True)
+    best, *shorter = sorted(usable, key=production.index, reverse=True)
     ends = host.catalog.cuda().driver_branches.ends
     rejected += [
         Rejected(branch, f"supported until {ends.get(branch, 'an unknown date')}, {best} longer", id="version") for branch in shorter
     ]
     newer = [each for each in rejected if int(each.candidate) > int(best)]
     return best, tuple(sorted(newer, key=lambda each: int(each.candidate), reverse=True))
-
-
-def _support(branch: str, catalog: Catalog) -> tuple[str, int]:
-    """The order of branches for `auto`: by the end of support; one without a known end comes last."""
-    return catalog.cuda().driver_branches.ends.get(branch, ""), int(branch)
 
 
 def _open_modules(host: _Host) -> bool:

@@ -273,8 +273,7 @@ def without_gpus(host_class: HostClass) -> HostClass:
 def with_packaged_pythons(host_class: HostClass) -> HostClass:
     """The same class with the Pythons of its distribution's packages alone: the host's own, else the default. One that the inventory names
     stays."""
-    entry = host_class.catalog.os().distributions.get(host_class.os_id)
-    packaged = host_class.of_release(entry.pythons) if entry else None
+    packaged = host_class.catalog.os().pythons(host_class.os_id, host_class.os_version)
     if not packaged or not host_class.other_pythons:
         return host_class
     pythons = (host_class.python, *host_class.other_pythons)
@@ -376,7 +375,7 @@ def _cuda(facts: Facts, catalog: Catalog) -> tuple[str | None, str]:
     driver = facts.driver
     if driver is None or not gpus.has_gpu(facts, catalog):
         hidden = gpus.hidden_from_container(facts, catalog) or (amd.on_bus(facts, catalog) and amd.hidden_from_container(facts))
-        none = "it has no NVIDIA GPU" if amd.gpus(facts, catalog) else "it has no GPU"
+        none = "it has no NVIDIA GPU" if amd.gpus(facts, catalog) else "it has no GPU of NVIDIA or AMD"
         return None, "its container was given none of the machine's GPUs" if hidden else none
     if driver.cuda:
         return str(driver.cuda), f"the driver's CUDA is {driver.cuda}"
@@ -400,7 +399,7 @@ def _of_the_user(path: str, home: str | None) -> bool:
 
 
 def _nvidia_system(os_id: str, version: str, catalog: Catalog) -> str | None:
-    template = catalog.cuda_repositories().systems.get(os_id)
+    template = catalog.cuda_repositories().systems.get(catalog.os().id_of(os_id))
     return template.format(version=version.replace(".", ""), major=version.split(".")[0]) if template else None
 
 
@@ -410,10 +409,7 @@ def _interpreters(facts: Facts, catalog: Catalog) -> tuple[Interpreter, tuple[In
     named = python.asked_for
     if named and named.version:  # named in the inventory: no other is considered
         return Interpreter(_normal(named.version), named.path or "", why="requested in the inventory"), ()
-    entry = catalog.os().distributions.get(system.id)
-    pythons = entry.pythons if entry else {}
-    release: str = system.version
-    packaged = pythons.get(release) or pythons.get(release.split(".")[0]) or ()
+    packaged = catalog.os().pythons(system.id, system.version)
     found = [
         Interpreter(each.version, each.path or "")
         for each in python.others

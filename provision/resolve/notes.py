@@ -54,14 +54,14 @@ def knowledge(facts: Mapping[str, Facts], catalog: Catalog) -> Knowledge:
 
 def _on_driver_branches(facts: Mapping[str, Facts], catalog: Catalog) -> list[str]:
     """Drivers whose branch gets no fixes any more, by the date of the catalogue: the clock would make plans irreproducible."""
-    known, driver = catalog.cuda().driver_branches, catalog.driver()
-    usable = [each for each, kind in driver.branches.of.items() if kind != "feature" and not known.ended(each)]
-    versions = [(host.driver and host.driver.version, name) for name, host in sorted(facts.items()) if not gpus.is_vgpu(host, catalog)]
-    ended = grouped(((version.split(".")[0], month), name) for version, name in versions if version and (month := known.ended(version)))
+    known, usable = catalog.cuda().driver_branches, sorted(catalog.production_branches())
+    free = ((host.driver, name) for name, host in sorted(facts.items()) if not hardware.driver_is_fixed(host, catalog))
+    versions = [(driver.version, name) for driver, name in free if driver and driver.version]
+    ended = grouped(((version.split(".")[0], month), name) for version, name in versions if (month := known.ended(version)))
     found = []
     for (branch, month), names in ended.items():
         capabilities = {each for name in names for each in gpus.capabilities(facts[name], catalog)}
-        others = joined([each for each in usable if driver.gpus.misfit(each, sorted(capabilities, key=key)) is None])
+        others = joined([each for each in usable if catalog.driver().gpus.misfit(each, sorted(capabilities, key=key)) is None])
         supported = f"; NVIDIA supports {others} for these GPUs" if others else ""
         found.append(f"{joined(names)}: NVIDIA's support for driver branch {branch} ended in {month}{supported}")
     return found

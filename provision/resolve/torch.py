@@ -283,9 +283,8 @@ def _fitting_python(release: PytorchRelease, host_class: HostClass, requirements
     ):
         return ""
     oldest, newest = min(release.pythons, key=key), max(release.pythons, key=key)
-    entry = requirements.catalog.os().distributions.get(host_class.os_id)
-    packaged = host_class.of_release(entry.pythons) if entry else None
-    if not host_class.root and (fitting := [each for each in packaged or () if each in release.pythons]):
+    packaged = requirements.catalog.os().pythons(host_class.os_id, host_class.os_version)
+    if not host_class.root and (fitting := [each for each in packaged if each in release.pythons]):
         return f"root, who can install the distribution's python{max(fitting, key=key)}"
     return f"a Python {oldest} to {newest} that is installed there, named in the inventory: provision_python=PATH"
 

@@ -29,12 +29,11 @@ _IGNORED = re.compile(r"The (\d+\.[\d.]+) NVIDIA driver will ignore")  # the ker
 
 def _branch(facts: Facts, found: list[str], catalog: Catalog) -> str:
     """The branch to install for GPUs: of those for production that its distribution has, the one whose support ends last."""
-    known, supported = catalog.driver(), catalog.cuda().driver_branches
+    known, production = catalog.driver(), catalog.production_branches()
     releases = packages.releases if (packages := known.of(facts.os.id)) else {"": ()}  # others have what the oldest listed one has
     offered = releases.get(facts.os.version, releases.get(facts.os.version.split(".")[0], next(iter(releases.values()))))
-    usable = [each for each, kind in known.branches.of.items() if kind != "feature" and not supported.ended(each)]
-    fitting = [each for each in usable if (not offered or each in offered) and known.gpus.misfit(each, found) is None]
-    return max(fitting, key=lambda each: (supported.ends.get(each, ""), each), default=known.gpus.last_of(found) or usable[0])
+    fitting = [each for each in production if (not offered or each in offered) and known.gpus.misfit(each, found) is None]
+    return fitting[-1] if fitting else known.gpus.last_of(found) or production[0]
 
 
 def has_gpu(facts: Facts, catalog: Catalog) -> bool:

@@ -9,6 +9,7 @@ from invented_hosts import changed, host, plan_for, remedies
 
 from provision.catalog import OURS
 from provision.plan.requirements import Requirements
+from provision.resolve import what_if
 from provision.survey import Facts, gpus
 
 FAILED = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
@@ -338,18 +339,60 @@ MELLANOX, ON_BOARD = port("mlx5_0", "15b3", "InfiniBand", 100), [port(f"bnxt_re{
 @pytest.mark.parametrize(
     ("ports", "setting"),
     [
-        ([MELLANOX, *BROADCOM], "NCCL_IB_HCA==bnxt_re0:1,bnxt_re1:1, which leaves mlx5_0:1 out"),
-        ([*ON_BOARD, MELLANOX], "NCCL_IB_HCA==mlx5_0:1, which leaves bnxt_re0:1 and bnxt_re1:1 out"),
+        ([MELLANOX, *BROADCOM], "mlx5_0:1"),
+        ([*ON_BOARD, MELLANOX], "bnxt_re0:1,bnxt_re1:1"),
+        ([*BROADCOM, port("bnxt_re2", "14e4", "Ethernet", 25)], "bnxt_re2:1"),
         ([*BROADCOM, {**MELLANOX, "state": "down"}], None),
         ([BROADCOM[0], {**BROADCOM[1], "vendor": None}], None),
-        ([BROADCOM[0], port("hfi1_0", "8086", "InfiniBand", 100)], "NCCL_IB_HCA==bnxt_re0:1, which leaves hfi1_0:1 out"),
+        ([BROADCOM[0], port("hfi1_0", "8086", "InfiniBand", 100)], "hfi1_0:1"),
         ([{**each, "rate": "unknown"} for each in BROADCOM], None),
+        ([BROADCOM[0], {**BROADCOM[1], "rate": "unknown"}], None),
     ],
 )
-def test_rdma_ports_of_several_vendors_are_told_apart(ports: list[dict[str, Any]], setting: str | None) -> None:
+def test_rdma_ports_of_several_kinds_are_told_apart(ports: list[dict[str, Any]], setting: str | None) -> None:
     notes = notes_of(with_gpu("9.0", infiniband=ports))
-    assert (f": set {setting}, in" in notes) is bool(setting)
+    assert (f": NCCL_IB_HCA=^={setting}, in" in notes) is bool(setting)
     assert ("RDMA ports of several kinds" in notes) is bool(setting)
+
+
+@pytest.mark.parametrize(
+    ("ports", "gpus", "carries_ssh", "told"),
+    [
+        (9, 8, False, "9 ports for 8 GPUs"),
+        (9, 8, True, "mlx5_0 carries ssh"),
+        (8, 8, True, "mlx5_0 carries ssh"),
+        (2, 2, True, None),
+        *((ports, 8, False, None) for ports in (4, 8, 16)),
+        (2, 1, False, None),
+    ],
+)
+def test_rdma_ports_for_management_are_told(ports: int, gpus: int, carries_ssh: bool, told: str | None) -> None:
+    listed = [port(f"mlx5_{number}", "15b3", "Ethernet", 200) for number in range(ports)]
+    listed[0]["interfaces"] = ["eth0"] if carries_ssh else []
+    network = host().network.model_dump() | {"ssh_connection": {"interface": "eth0"}}
+    notes = notes_of(changed(with_gpu("9.0", infiniband=listed, network=network), gpus=[{"compute_capability": "9.0"}] * gpus))
+    assert (f"RDMA: {told}: " in notes) is bool(told)
+    assert ("for management or storage" in notes) is bool(told)
+
+
+@pytest.mark.parametrize(("names", "told"), [("enp6s0 enp12s0 enp134s0 enp140s0", "TCPX "), ("enp6s0 enp12s0 eno1", None)])
+def test_the_driver_of_googles_image_is_kept(names: str, told: str | None) -> None:
+    interfaces = [{"name": name, "addresses": ["10.0.0.1/24"]} for name in ("enp0s12", *names.split())]
+    one = changed(with_gpu("9.0", "550.90.07", "12.4"), network={"interfaces": interfaces})
+    notes = notes_of(one)
+    assert (f"Google's GPUDirect-{told}" in notes) is bool(told)
+    assert ("NVIDIA's support for driver branch 550 ended" in notes) is not bool(told)
+    hint = what_if.hint({"a": one}, Requirements(), {})
+    assert (hint is not None and "driver" in hint) is not bool(told)
+
+
+def test_intels_cards_for_displays_are_named_and_do_not_prevent_a_plan() -> None:
+    arc = {"devices": [{"vendor": "8086", "device": "56a0", "pci_class": "0300"}], "nodes": []}
+    made = plan_for({"a": changed(host(), accelerators=arc)})
+    torch = made.hosts["a"].torch
+    assert torch
+    assert torch.version.endswith("+cpu")
+    assert any("1 x Intel Arc GPU stay unused" in note for note in made.notes)
 
 
 def test_hosts_on_different_networks_are_told() -> None:
