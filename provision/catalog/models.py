@@ -439,8 +439,10 @@ class DriverPackages(Sourced):
 
 
 class DriverRepairs(Sourced):
-    """Cause of a fault → what repairs it; a branch's packages by kernel modules and system. ``dropped``: for GPUs with a last branch."""
+    """Cause of a fault → what repairs it, and what is wrong; a branch's packages by kernel modules and system. ``dropped``: for GPUs with a
+    last branch."""
 
+    faults: dict[Word, Text]
     packages: dict[Literal["open", "proprietary"], dict[Word, Text]]
     dropped: Text
     of: dict[Word, Text]
@@ -796,7 +798,6 @@ class Images(File, Sourced):
     """images.yaml."""
 
     distributions: ImagesOfDistributions
-    alike: dict[Word, Word]
     packages: tuple[Word, ...]
     venv: dict[Word, Word]
     hold: dict[Word, tuple[Word, ...]]

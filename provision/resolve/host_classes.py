@@ -14,11 +14,11 @@ from provision.base.versions import key, minor
 from provision.catalog import Catalog
 from provision.plan.model import Builder, Rejected, Repository
 from provision.survey import Facts, amd, gpus, hardware
+from provision.survey.model import Toolkit
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
-DEFAULT_TOOLKIT = "/usr/local/cuda"
 TOOLKIT_PLACES = "CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*, /opt/cuda and the distribution's nvidia-cuda-toolkit"
 # Folders of environments that are not the system's; a Python of Nix has its own loader, which does not find the libraries that wheels need.
 _ENVIRONMENTS = re.compile(
@@ -26,23 +26,6 @@ _ENVIRONMENTS = re.compile(
 )
 _PRERELEASE = re.compile(r"\d(a|b|rc)\d")  # of a Python, such as Ubuntu 22.04's 3.11.0rc1
 _MAX_BUILDERS = 8  # hosts are named for a build: one builds, and the next takes over if it cannot
-
-
-@dataclass(frozen=True)
-class Toolkit:
-    """A CUDA toolkit of a host.
-
-    Attributes:
-        path: its folder, e.g. ``/usr/local/cuda-12.4``, with ``bin/nvcc``.
-        version: its CUDA, e.g. ``12.4``; None if unknown.
-        compiler: whether nvcc exists.
-        found: how it was found.
-    """
-
-    path: str
-    version: str | None
-    compiler: bool = True
-    found: str = ""
 
 
 @dataclass(frozen=True)
@@ -219,7 +202,7 @@ def host_class_of(facts: Facts, catalog: Catalog, kept_builds: tuple[tuple[str, 
         cuda=cuda,
         cuda_why=cuda_why,
         driver_too_old=gpus.has_gpu(facts, catalog) and cuda is None and fault is None and bool(facts.driver and facts.driver.version),
-        toolkits=_toolkits(facts) if cuda is not None else None,
+        toolkits=None if cuda is None or (not facts.cuda.toolkits and "cuda" in facts.missing) else tuple(facts.cuda.toolkits),
         capabilities=tuple(gpus.capabilities(facts, catalog) if gpus.has_gpu(facts, catalog) else ()),
         python=python,
         other_pythons=other_pythons,
@@ -348,22 +331,6 @@ def _installed_nccl(facts: Facts, catalog: Catalog) -> tuple[tuple[str, str], ..
 
     found = ((name, version.rpartition(":")[2]) for name, version in facts.packages.items() if name in names)
     return tuple(sorted((name, version) for name, version in found if not is_ours(name, version)))
-
-
-def _toolkits(facts: Facts) -> tuple[Toolkit, ...] | None:
-    """A path that is missing from hand-written facts is the default one."""
-    found = facts.cuda.toolkits
-    if not found and "cuda" in facts.missing:
-        return None
-    return tuple(
-        Toolkit(
-            each.path or DEFAULT_TOOLKIT,
-            minor(each.version) if each.version else None,
-            compiler=each.nvcc,
-            found=each.found or "its facts name it",
-        )
-        for each in found
-    )
 
 
 def _newest_first(offers: Mapping[str, list[str]]) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -10,7 +10,7 @@ from typing import Literal
 from provision.base.text import joined
 from provision.base.validation import did_you_mean
 from provision.base.versions import key
-from provision.catalog import Catalog, troubles
+from provision.catalog import Catalog
 from provision.catalog.models import PytorchBuild, PytorchDefault, PytorchRelease, RocmBuild
 from provision.plan.model import Rejected, Wheel
 from provision.plan.requirements import Requirements
@@ -153,7 +153,7 @@ def _cost(version: str, tags: Tags, releases: Sequence[str], catalog: Catalog) -
     listed. Defaults are alike: no Python is changed for the better of two."""
     weak = any(build and build.weak for tag in tags.values() if (build := _build(version, tag, catalog)))
     place = 0 if _default(version, catalog) else releases.index(version)
-    return bool(known_bad(version, catalog)), len(_nccls(version, tags)) > 1, weak, place
+    return bool(catalog.known_bad("pytorch", version)), len(_nccls(version, tags)) > 1, weak, place
 
 
 def _widest(releases: Iterable[str], catalog: Catalog) -> str:
@@ -192,11 +192,6 @@ def _build(version: str, tag: str, catalog: Catalog) -> PytorchBuild | RocmBuild
     if tag.startswith(ROCM):
         return catalog.pytorch().rocm.of[tag.removeprefix(ROCM)] if release and tag.removeprefix(ROCM) in release.rocm else None
     return release.builds.get(_cuda(tag)) if release else None
-
-
-def known_bad(version: str, catalog: Catalog) -> list[str]:
-    """The known problems of a release."""
-    return troubles(version, catalog.pytorch().known_bad)
 
 
 def _releases(requirements: Requirements) -> list[str]:
@@ -316,7 +311,7 @@ def _notes_on_an_older_release(
             inside = " and ".join(_nccls(best, selection.fitting[best]))
             yield f"PyTorch {chosen} is not the newest: the builds of {best} for these hosts have NCCL {inside} inside: ranks need the same"
     cause = "requested" if requirements.torch_version else "no other fits"
-    for problem in known_bad(chosen, selection.catalog):
+    for problem in selection.catalog.known_bad("pytorch", chosen):
         yield f"PyTorch {chosen} is known bad ({'an earlier run chose it' if 'torch' in requirements.kept else cause}): {problem}"
 
 
@@ -324,7 +319,7 @@ def _rejected_releases(selection: _Selection) -> Iterator[Rejected]:
     """The releases that do not fit, those with several NCCLs, and those that are older."""
     chosen, older = selection.version, False
     for version, rejection in selection.rejections.items():
-        bad = known_bad(version, selection.catalog)
+        bad = selection.catalog.known_bad("pytorch", version)
         if older:
             newer = key(version) > key(chosen)
             why = "newer than the catalogue's default, which fits every host" if newer else f"older than {chosen}, which fits every host"

@@ -15,7 +15,7 @@ from provision.base.errors import UsageError
 from provision.base.text import joined
 from provision.base.validation import did_you_mean
 from provision.base.versions import key
-from provision.catalog import Catalog, troubles
+from provision.catalog import Catalog
 from provision.plan.model import SCHEMA, Plan, PlanDocument
 from provision.plan.requirements import HostRequirements, Requirements
 from provision.resolve import resolve
@@ -230,4 +230,4 @@ def _of_all(plan: Plan, name: str) -> str:
 def _problems(plan: Plan, catalog: Catalog) -> list[str]:
     """Known problems of the plan's NCCL."""
     versions = dict.fromkeys(host.nccl.version for host in plan.hosts.values() if host.nccl and host.nccl.version)
-    return [f"NCCL {version}: {problem}" for version in versions for problem in troubles(version, catalog.nccl().known_bad)]
+    return [f"NCCL {version}: {problem}" for version in versions for problem in catalog.known_bad("nccl", version)]

@@ -79,17 +79,8 @@ def fault(facts: Facts, catalog: Catalog) -> Problem | None:
     count = max(len(facts.nvidia.pci_devices), len(facts.gpus), 1)
     there = f"{count} NVIDIA GPUs" if count > 1 else "an NVIDIA GPU"
     message = "; ".join((facts.nvidia.smi_error or "").strip().splitlines()[:2])
-    what = {
-        "no-driver": f"it has {there} and no NVIDIA driver",
-        "not-loaded": f"it has {there}, and the NVIDIA driver is not loaded",
-        "unsigned": f"it has {there}, and the NVIDIA driver is not loaded: Secure Boot is on, and its firmware does not know DKMS's key",
-        "installed-twice": f"it has {there}, whose driver is of NVIDIA's installer (.run) and of packages, and does not work",
-        "vgpu": f"it has {there}, part of its hypervisor's (vGPU), and no guest driver that works",
-        "nouveau": f"it has {there}, which nouveau uses instead of NVIDIA's driver",
-        "nouveau-first": f"it has {there}, which nouveau uses instead of NVIDIA's driver",
-        "gpu-lost": f"it has {there}, of which one does not answer its driver",
-        "no-fabric-manager": f"it has {there} behind NVSwitches that no Fabric Manager has set up: CUDA does not start there (error 802)",
-    }.get(cause, f"it has {there}, whose driver does not work")
+    faults = catalog.driver().repairs.faults
+    what = faults.get(cause, faults["other"]).format(gpus=there)
     loaded = f"the loaded module is {facts.driver.version}" if facts.driver and cause == "version-mismatch" else None
     reasons = [_unsupported(facts, catalog).get(cause), loaded, f"nvidia-smi says `{message[:200]}`" if message else None]
     reasons += _besides(cause, facts, catalog)

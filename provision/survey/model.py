@@ -374,12 +374,13 @@ class Program(Section):
 
 
 class Toolkit(Section):
-    """A CUDA toolkit; ``found``: how it was found. Who leaves out whether it has a compiler means that it has."""
+    """A CUDA toolkit; ``path``: its folder, with ``bin/nvcc`` if it has a compiler; ``version``: its CUDA; ``found``: how it was found. In
+    hand-written facts it is the usual one with a compiler."""
 
-    path: str | None = None
+    path: str = "/usr/local/cuda"
     version: Version | None = None
     nvcc: bool = True
-    found: str | None = None
+    found: str = "its facts name it"
 
 
 class CudaToolkits(Section):
