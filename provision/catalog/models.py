@@ -70,11 +70,11 @@ class File(Model):
 
 
 Condition = Literal[
-    "aarch64", "accelerators", "accelerators hidden", "amd", "container", "efa", "efa plugin", "fabric fault", "gb200", "gpudirect tcp",
-    "gpus differ", "gpus used", "imex", "infiniband", "jetson", "jetson without wheels", "mig", "mig empty", "nix-ld", "no avx",
-    "nvlink domain", "omni-path", "opal prefix", "passed through", "passed through with rdma", "processor graphics", "pxn off",
-    "rdma management", "rdma mixed", "roce", "roce without gid", "several hosts", "slingshot", "small shm", "vgpu",
-    "vgpu without licence", "wsl", "wsl driver packages",
+    "aarch64", "accelerators", "accelerators hidden", "amd", "amd left out", "container", "efa", "efa plugin", "fabric fault", "gb200",
+    "gpudirect tcp", "gpus differ", "gpus used", "imex", "infiniband", "jetson", "jetson without wheels", "mig", "mig empty",
+    "nccl settings", "nix-ld", "no avx", "nvlink domain", "omni-path", "opal prefix", "passed through", "passed through with rdma",
+    "pcie only", "processor graphics", "pxn off", "rdma management", "rdma mixed", "roce", "roce without gid", "several hosts", "slingshot",
+    "small shm", "vgpu", "vgpu without licence", "wsl", "wsl driver packages",
 ]  # fmt: skip
 
 
@@ -116,6 +116,7 @@ class Trouble(Sourced):
 
 
 Troubles = tuple[Trouble, ...]
+Faults = dict[Word, dict[Literal["what", "remedy"], Text]]
 
 
 class NcclEvidence(Model):
@@ -287,9 +288,10 @@ class Tegra(Sourced):
 
 
 class GpudirectTcp(Sourced):
-    """Google's GPUDirect over TCP → the network interfaces that its machines have for it."""
+    """Google's GPUDirect over TCP → the network interfaces that its machines, and ``pods`` on them, have for it."""
 
     of: dict[Text, tuple[Word, ...]]
+    pods: dict[Text, tuple[Word, ...]]
 
 
 class DmaBuf(Sourced):
@@ -337,6 +339,9 @@ class HardwareNote(Model):
 
 class HardwareNotes(Sourced):
     shm_mb: int
+    assumed: dict[Text, Text]
+    nccl_settings: tuple[Word, ...]
+    pcie_only: tuple[Capability, ...]
     of: tuple[HardwareNote, ...]
 
 
@@ -347,6 +352,7 @@ class Hardware(File, Sourced):
 
     pci_ids: PciTable
     vgpu: VgpuSubsystems
+    amd_faults: Faults
     fabric: Fabric
     accelerators: tuple[PciAccelerators, ...]
     tegra: Tegra
@@ -440,11 +446,13 @@ class DriverPackages(Sourced):
 
 class DriverRepairs(Sourced):
     """Cause of a fault → what repairs it, and what is wrong; a branch's packages by kernel modules and system. ``dropped``: for GPUs with a
-    last branch."""
+    last branch; ``signed``: where Secure Boot is on."""
 
     faults: dict[Word, Text]
     packages: dict[Literal["open", "proprietary"], dict[Word, Text]]
+    refusals: Faults
     dropped: Text
+    signed: Text
     of: dict[Word, Text]
 
 
@@ -569,9 +577,10 @@ class Hwloc(File, Sourced):
 
 
 class PytorchBuild(Model):
-    """``code``: the GPUs that the build for an architecture has code for."""
+    """``code``: the GPUs that the build for an architecture has code for; ``libc``: as of its release, where it is another."""
 
     nccl: Version | None
+    libc: Number | None = None
     code: dict[Architecture, tuple[Capability, ...]]
     weak: Text | None = None
 

@@ -25,7 +25,6 @@ from provision.survey.model import Driver as DriverFacts
 from provision.survey.model import Gpu
 
 AUTO = "auto"
-_KINDS = {"long-term": "a long-term branch", "production": "a production branch", "feature": "a branch for new features"}
 _FLAVOUR = re.compile(r"\d[\d.]*(?:\+[a-z]\w*)?(?:-\d+)?-([a-zA-Z][\w-]*)")  # 6.8.0-60-generic, 6.1.0-20-cloud-amd64, 6.12.38+deb13-amd64
 
 
@@ -232,28 +231,18 @@ def _open_modules(host: _Host) -> bool:
 
 def _refuse_obstacles(host: _Host) -> None:
     """Raise Conflict for what prevents the installation."""
-    name, facts = host.name, host.facts
-    if not host.host_class.root:
-        what = "only root can install a driver there"
-        raise host.conflict("driver-privileges", what, Proposal("let its user use sudo, or ask an administrator"))
-    if facts.container or hardware.wsl(facts):
-        what = "it is a container, whose driver is that of the machine" if facts.container else "it is WSL, whose driver is Windows'"
-        where = "on the machine" if facts.container else "in Windows"
-        raise host.conflict("driver-container", what, Proposal(f"install the driver {where}, and leave --driver out"))
-    if gpus.is_vgpu(facts, host.catalog):
-        what = "its GPUs are vGPUs, whose driver is the guest driver from the cloud or NVIDIA's licensing portal"
-        raise host.conflict("driver-vgpu", what, Proposal("install that one there, and leave --driver out"))
-    if facts.nvidia.runfile:
-        what = "its driver was installed by NVIDIA's installer (.run), whose files packages would overwrite"
-        raise host.conflict("driver-runfile", what, Proposal(f"uninstall it on {name} first: sudo nvidia-uninstall"))
-    if host.packages.built and facts.security.secure_boot and not facts.security.dkms_key_enrolled:
-        what = "Secure Boot is on, and loads no modules that DKMS builds there until its key is enrolled"
-        enrol = (
-            f"enrol the key on {name}: install dkms, `sudo dkms generate_mok`, `sudo mokutil --import /var/lib/dkms/mok.pub`, reboot, and "
-            "confirm it at the console; or turn Secure Boot off in the firmware"
-        )
-        other = Proposal("use Ubuntu there, whose linux-modules-nvidia-* are signed")
-        raise Conflict("driver-secure-boot", name, what, (Proposal(enrol), other))
+    facts, security = host.facts, host.facts.security
+    found: dict[ConflictId, object] = {
+        "driver-privileges": not host.host_class.root,
+        "driver-container": facts.container,
+        "driver-wsl": hardware.wsl(facts),
+        "driver-vgpu": gpus.is_vgpu(facts, host.catalog),
+        "driver-runfile": facts.nvidia.runfile,
+        "driver-secure-boot": host.packages.built and security.secure_boot and not security.dkms_key_enrolled,
+    }
+    if id := next((each for each, holds in found.items() if holds), None):
+        refusal = host.catalog.driver().repairs.refusals[id]
+        raise host.conflict(id, refusal["what"], Proposal(refusal["remedy"].format(host=host.name)))
 
 
 def _component(host: _Host, branch: str, why: tuple[str, ...], rejected: tuple[Rejected, ...], *, is_open: bool) -> Driver:
@@ -336,4 +325,4 @@ def _why(host: _Host, branch: str, requested: str, *, is_open: bool) -> tuple[st
 
 def _described(branch: str, catalog: Catalog) -> str:
     until = catalog.cuda().driver_branches.ends.get(branch)
-    return f"{branch} is {_KINDS[catalog.driver().branches.of[branch]]}{f' (until {until})' if until else ''}"
+    return f"{branch} is a {catalog.driver().branches.of[branch]} branch{f' (until {until})' if until else ''}"

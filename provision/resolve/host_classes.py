@@ -221,7 +221,7 @@ def host_class_of(facts: Facts, catalog: Catalog, kept_builds: tuple[tuple[str, 
         no_wheels=system.no_wheels(catalog),
         targets=tuple(sorted({gpu.target for gpu in amd_gpus if gpu.target})),
         amdgpu=facts.amd.driver if facts.amd and amd_gpus else None,
-        driver_name="Windows' NVIDIA driver" if hardware.wsl(facts) else "the NVIDIA driver",
+        driver_name="Windows' NVIDIA driver" if hardware.wsl(facts) else "the machine's driver" if facts.container else "the NVIDIA driver",
     )
 
 

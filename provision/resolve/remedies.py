@@ -17,7 +17,7 @@ ConflictId = Literal[
     "openmpi-version", "python", "torch", "accelerator", "architecture", "distribution", "driver-misfit", "driver-too-old", "gpu-fault",
     "horovod-installed", "network", "network-interface", "prefix", "driver-branch", "driver-container", "driver-gpus-unknown",
     "driver-is-newer", "driver-kernel", "driver-modules", "driver-packages", "driver-privileges", "driver-repository", "driver-runfile",
-    "driver-secure-boot", "driver-vgpu",
+    "driver-secure-boot", "driver-vgpu", "driver-wsl",
 ]  # fmt: skip
 MAX_REMEDIES = 2  # are offered for a conflict: the cheapest
 

@@ -229,7 +229,7 @@ def _all_rejections(version: str, host_classes: HostClasses, pythons: Interprete
             reason = f"PyTorch {version} has no wheel for Python {python}"
             lifted_by = _fitting_python(release, host_class, requirements)
             found.append(Rejected(candidate, reason, id="python", host=names[0], lifted_by=lifted_by))
-        if host_class.lacks_libc(release.libc):
+        if not builds and host_class.lacks_libc(release.libc):
             reason = f"the wheels of PyTorch {version} need glibc {release.libc}, and {host_class.system} has {host_class.libc}"
             found.append(Rejected(candidate, reason, id="too new", host=names[0], lifted_by="a newer system, or a container with one"))
         elif not builds and host_class.targets:
@@ -343,7 +343,7 @@ def _tags(version: str, host_class: HostClass, requirements: Requirements) -> li
     catalogue does not know: those of available wheels, else ``cpu``.
     """
     release = requirements.catalog.pytorch().releases.get(version)
-    if release and host_class.lacks_libc(release.libc):
+    if release and host_class.cuda is None and host_class.lacks_libc(release.libc):
         return []
     if not host_class.uses_gpus:
         return [CPU]
@@ -369,7 +369,9 @@ def _tags(version: str, host_class: HostClass, requirements: Requirements) -> li
     usable = [
         cuda
         for cuda, build in release.builds.items()
-        if host_class.runs(cuda) and _has_code(build.code.get(host_class.arch), host_class, ptx=host_class.runs_natively(cuda))
+        if host_class.runs(cuda)
+        and not host_class.lacks_libc(build.libc or release.libc)
+        and _has_code(build.code.get(host_class.arch), host_class, ptx=host_class.runs_natively(cuda))
     ]
     return [_tag(cuda) for cuda in sorted(usable, key=cost)]
 

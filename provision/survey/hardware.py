@@ -94,12 +94,8 @@ def nvlink_domain(facts: Facts) -> str | None:
 
 def fabric_faults(states: Iterable[tuple[str | None, str | None]]) -> list[str]:
     """What the NVLink fabric says of GPUs, as (state, status), that it has not accepted, each once."""
-    wrong = [
-        f"state {state}, status {status or 'unknown'}"
-        for state, status in states
-        if state and (state != "Completed" or status not in (None, "Success"))
-    ]
-    return list(dict.fromkeys(wrong))
+    wrong = ((state, status) for state, status in states if state and (state != "Completed" or status not in (None, "Success")))
+    return list(dict.fromkeys(f"state {state}, status {status or 'unknown'}" for state, status in wrong))
 
 
 def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition, str]:
@@ -107,9 +103,10 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
     (vgpus, unlicensed), shm = licensed_vgpus(facts), facts.disk.shm.total_mb
     ports, unlike = _fastest_ports(facts, catalog)
     roce = [port for port in ports if _kind(port, catalog) == "roce"]
-    models = sorted({gpu.name for gpu in facts.gpus if gpu.name})
-    variables, hsn = facts.environment.variables, [each.name for each in facts.network.interfaces if re.fullmatch(r"hsn\d+", each.name)]
-    (partitioned, instances), amd_gpus = in_mig_mode(facts), amd.gpus(facts, catalog)
+    settings, notes = {**facts.signs.nccl_conf, **facts.environment.variables}, catalog.hardware().notes
+    hsn = [each.name for each in facts.network.interfaces if re.fullmatch(r"hsn\d+", each.name)]
+    (partitioned, instances), amd_gpus, of_amd = in_mig_mode(facts), amd.gpus(facts, catalog), amd.listed(facts, catalog)
+    models = sorted(filter(None, {gpu.name for gpu in facts.gpus} or {gpu.target for gpu in amd_gpus}))
     of_gpus = f"{partitioned} of {len(facts.gpus)} GPUs"
     passed_through = sum(gpu.virtualization == "Pass-Through" for gpu in facts.gpus) > 1
     found: dict[Condition, object] = {
@@ -117,6 +114,7 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
         "accelerators": other_accelerators(facts, catalog),
         "accelerators hidden": others_hidden_from_container(facts),
         "amd": not gpus.has_gpu(facts, catalog) and len(amd_gpus),
+        "amd left out": " and ".join(str(each.target) for each in of_amd if each not in amd_gpus),
         "container": facts.container,
         "efa": active_ports(facts, "efa", catalog),
         "efa plugin": facts.efa_plugin,
@@ -130,22 +128,24 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
         "jetson without wheels": tegra_without_wheels(facts, catalog),
         "mig": instances and f"{of_gpus}, with {instances} instances",
         "mig empty": partitioned and not instances and of_gpus,
+        "nccl settings": " and ".join(f"{name}={settings[name]}" for name in notes.nccl_settings if name in settings),
         "nix-ld": facts.os.nix_ld,
         "no avx": facts.arch == "x86_64" and "flags" in facts.cpu.model_fields_set and "avx" not in facts.cpu.flags and facts.cpu.model,
         "nvlink domain": nvlink_domain(facts),
         "omni-path": active_ports(facts, "omni-path", catalog),
-        "opal prefix": " and ".join(f"{name}={variables[name]}" for name in ("OPAL_PREFIX", "HPCX_MPI_DIR") if name in variables),
+        "opal prefix": " and ".join(f"{name}={settings[name]}" for name in ("OPAL_PREFIX", "HPCX_MPI_DIR") if name in settings),
         "passed through": passed_through and not facts.nvidia.pci_switches,
+        "pcie only": len(facts.gpus) > 1 and {gpu.compute_capability for gpu in facts.gpus} <= {*notes.pcie_only},
         "passed through with rdma": passed_through and ports,
-        "processor graphics": " and ".join(str(each.target) for each in (facts.amd.gpus if facts.amd else ()) if each not in amd_gpus),
-        "pxn off": "1" in (each.get("NCCL_PXN_DISABLE") for each in (variables, facts.signs.nccl_conf)),
+        "processor graphics": " and ".join(str(each.target) for each in (facts.amd.gpus if facts.amd else ()) if each not in of_amd),
+        "pxn off": settings.get("NCCL_PXN_DISABLE") == "1",
         "rdma management": _management(ports, len(facts.gpus) or len(amd_gpus), facts),
         "rdma mixed": ",".join(f"{port.device}:{port.port}" for port in unlike),
         "roce": roce,
         "roce without gid": " and ".join(str(port.device) for port in roce if port.roce_v2_gids == []),
         "several hosts": not alone,
         "slingshot": hsn and joined(sorted(hsn)),
-        "small shm": f"{shm:.0f}" if shm is not None and shm < catalog.hardware().notes.shm_mb else None,
+        "small shm": f"{shm:.0f}" if shm is not None and shm < notes.shm_mb else None,
         "vgpu": vgpus,
         "vgpu without licence": unlicensed and f"{unlicensed} of {vgpus}",
         "wsl": wsl(facts),
@@ -185,14 +185,15 @@ def _management(ports: list[InfinibandPort], gpu_count: int, facts: Facts) -> st
 
 
 def gpudirect_tcp(facts: Facts, catalog: Catalog) -> str | None:
-    """Google's GPUDirect over TCP for which a virtual machine has its network interfaces; None elsewhere."""
-    names = {each.name.removesuffix("f0") for each in facts.network.interfaces}
-    return next((name for name, interfaces in catalog.hardware().gpudirect_tcp.of.items() if names.issuperset(interfaces)), None)
+    """Google's GPUDirect over TCP for which a virtual machine, or a pod on one, has its network interfaces; None elsewhere."""
+    known = catalog.hardware().gpudirect_tcp
+    names = set() if facts.infiniband else {each.name.removesuffix("f0") for each in facts.network.interfaces}
+    return next((name for name, interfaces in (known.pods if facts.container else known.of).items() if names.issuperset(interfaces)), None)
 
 
 def driver_is_fixed(facts: Facts, catalog: Catalog) -> bool:
-    """Whether the hypervisor or the cloud's image decides which NVIDIA driver runs there."""
-    return gpus.is_vgpu(facts, catalog) or gpudirect_tcp(facts, catalog) is not None
+    """Whether the machine around a container, the hypervisor or the cloud's image decides which NVIDIA driver runs there."""
+    return bool(facts.container) or gpus.is_vgpu(facts, catalog) or gpudirect_tcp(facts, catalog) is not None
 
 
 def active_ports(facts: Facts, kind: str, catalog: Catalog) -> list[InfinibandPort]:
