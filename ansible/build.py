@@ -85,7 +85,7 @@ def defaults(source: EngineSource, archive: str) -> dict[str, dict[str, Any]]:
     return {
         "prepare": {
             "prepare_packages": {"debian": list(system.debian), "rhel": list(system.rhel)},
-            "prepare_oldest_redhat": OURS.os().distributions["rhel"].oldest,
+            "prepare_oldest_redhat": OURS.os().distributions[OURS.os().id_of("rhel")].oldest,
             "prepare_uv": {"version": packages.uv.version, "sha256": dict(packages.uv.sha256)},
             "prepare_numpy": dict(packages.numpy.by_python),
             "prepare_python_packages": python_packages,

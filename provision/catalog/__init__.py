@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # commands that need no catalogue do not import its models
     from provision.catalog import models
@@ -106,6 +106,17 @@ class Catalog:
         """
         for name in Catalog.__annotations__:
             self.load(name)
+
+    def known_bad(self, component: Literal["nccl", "openmpi", "pytorch"], version: str) -> list[str]:
+        """The problems for which a release is not chosen, each with its source."""
+        known = {"nccl": self.nccl().known_bad, "openmpi": self.openmpi().known_bad, "pytorch": self.pytorch().known_bad}
+        return troubles(version, known[component])
+
+    def production_branches(self) -> list[str]:
+        """The branches of NVIDIA's driver for production that it still supports, the one whose support ends last at the end."""
+        known = self.cuda().driver_branches
+        supported = (each for each, kind in self.driver().branches.of.items() if kind != "feature" and not known.ended(each))
+        return sorted(supported, key=lambda branch: (known.ends.get(branch, ""), int(branch)))
 
     def reach(self) -> models.Reach:
         """How far the catalogue's knowledge reaches."""

@@ -70,10 +70,11 @@ class File(Model):
 
 
 Condition = Literal[
-    "aarch64", "accelerators", "accelerators hidden", "amd", "container", "efa", "efa plugin", "fabric fault", "gb200", "gpus differ",
-    "gpus used", "imex", "infiniband", "jetson", "jetson without wheels", "mig", "mig empty", "nix-ld", "no avx", "nvlink domain",
-    "omni-path", "opal prefix", "passed through", "processor graphics", "pxn off", "rdma mixed", "roce", "roce without gid",
-    "several hosts", "slingshot", "small shm", "vgpu", "vgpu without licence", "wsl", "wsl driver packages",
+    "aarch64", "accelerators", "accelerators hidden", "amd", "amd left out", "container", "efa", "efa plugin", "fabric fault", "gb200",
+    "gpudirect tcp", "gpus differ", "gpus used", "imex", "infiniband", "jetson", "jetson without wheels", "mig", "mig empty",
+    "nccl settings", "nix-ld", "no avx", "nvlink domain", "omni-path", "opal prefix", "passed through", "passed through with rdma",
+    "pcie only", "processor graphics", "pxn off", "rdma management", "rdma mixed", "roce", "roce without gid", "several hosts", "slingshot",
+    "small shm", "vgpu", "vgpu without licence", "wsl", "wsl driver packages",
 ]  # fmt: skip
 
 
@@ -115,6 +116,7 @@ class Trouble(Sourced):
 
 
 Troubles = tuple[Trouble, ...]
+Faults = dict[Word, dict[Literal["what", "remedy"], Text]]
 
 
 class NcclEvidence(Model):
@@ -267,7 +269,7 @@ PciIds = Annotated[str, Form(r"[0-9a-f]{4}-[0-9a-f]{4}", "a range of PCI device 
 class PciAccelerators(Sourced):
     """Accelerators besides NVIDIA's: a vendor's PCI devices of these classes, or of these devices where any are listed.
 
-    ``display_memory_mb``: from this memory on a display adapter (class 0300) counts, too.
+    ``display_memory_mb``: from this memory on a display adapter (class 0300) counts, too. ``display``: they are cards for displays.
     """
 
     name: Text
@@ -275,6 +277,7 @@ class PciAccelerators(Sourced):
     classes: tuple[PciId, ...]
     devices: tuple[PciId, ...] = ()
     display_memory_mb: int | None = None
+    display: bool = False
 
 
 class Tegra(Sourced):
@@ -282,6 +285,13 @@ class Tegra(Sourced):
 
     servers_wheels_from: Number
     without_code: tuple[Capability, ...]
+
+
+class GpudirectTcp(Sourced):
+    """Google's GPUDirect over TCP → the network interfaces that its machines, and ``pods`` on them, have for it."""
+
+    of: dict[Text, tuple[Word, ...]]
+    pods: dict[Text, tuple[Word, ...]]
 
 
 class DmaBuf(Sourced):
@@ -329,6 +339,9 @@ class HardwareNote(Model):
 
 class HardwareNotes(Sourced):
     shm_mb: int
+    assumed: dict[Text, Text]
+    nccl_settings: tuple[Word, ...]
+    pcie_only: tuple[Capability, ...]
     of: tuple[HardwareNote, ...]
 
 
@@ -339,10 +352,12 @@ class Hardware(File, Sourced):
 
     pci_ids: PciTable
     vgpu: VgpuSubsystems
+    amd_faults: Faults
     fabric: Fabric
     accelerators: tuple[PciAccelerators, ...]
     tegra: Tegra
     dma_buf: DmaBuf
+    gpudirect_tcp: GpudirectTcp
     efa_vendor: PciId
     omni_path_vendors: tuple[PciId, ...]
     amd_vendor: PciId
@@ -430,10 +445,14 @@ class DriverPackages(Sourced):
 
 
 class DriverRepairs(Sourced):
-    """Cause of a fault → what repairs it; a branch's packages by kernel modules and system. ``dropped``: for GPUs with a last branch."""
+    """Cause of a fault → what repairs it, and what is wrong; a branch's packages by kernel modules and system. ``dropped``: for GPUs with a
+    last branch; ``signed``: where Secure Boot is on."""
 
+    faults: dict[Word, Text]
     packages: dict[Literal["open", "proprietary"], dict[Word, Text]]
+    refusals: Faults
     dropped: Text
+    signed: Text
     of: dict[Word, Text]
 
 
@@ -558,9 +577,10 @@ class Hwloc(File, Sourced):
 
 
 class PytorchBuild(Model):
-    """``code``: the GPUs that the build for an architecture has code for."""
+    """``code``: the GPUs that the build for an architecture has code for; ``libc``: as of its release, where it is another."""
 
     nccl: Version | None
+    libc: Number | None = None
     code: dict[Architecture, tuple[Capability, ...]]
     weak: Text | None = None
 
@@ -676,6 +696,9 @@ class SystemPackages(File, Sourced):
 
 
 class Distribution(Model):
+    """``alike``: distributions that have the same packages."""
+
+    alike: tuple[Word, ...] = ()
     family: Family
     oldest: Number
     newest: Number
@@ -723,17 +746,27 @@ class OperatingSystems(File, Sourced):
         """Debian's and container engines': ``x86_64`` → ``amd64``; an unknown name is returned unchanged."""
         return next(iter(self.architectures.get(name, ())), name)
 
+    def id_of(self, os_id: str) -> str:
+        """By which a distribution is listed: ``rhel`` for ``rocky``; an unknown one is returned unchanged."""
+        return next((listed for listed, each in self.distributions.items() if os_id in each.alike), os_id)
+
+    def distribution(self, os_id: str) -> Distribution | None:
+        """What is listed for a distribution; None for others."""
+        return self.distributions.get(self.id_of(os_id))
+
+    def pythons(self, os_id: str, version: str) -> tuple[str, ...]:
+        """The Pythons in a release's own packages, its default first; empty for releases that are not listed."""
+        listed = self.distribution(os_id)
+        return listed.pythons.get(version, listed.pythons.get(version.split(".")[0], ())) if listed else ()
+
     @property
     def supported(self) -> str:
         """The supported systems as a list to read: ``debian 11 to 13, …, amzn 2023``."""
         spans = {
-            name: each.oldest if each.oldest == each.newest else f"{each.oldest} to {each.newest}"
+            ", ".join((name, *each.alike)): each.oldest if each.oldest == each.newest else f"{each.oldest} to {each.newest}"
             for name, each in self.distributions.items()
         }
-        alike: dict[tuple[str, str], list[str]] = {}
-        for name, span in spans.items():
-            alike.setdefault((self.distributions[name].family, span), []).append(name)
-        return "; ".join(f"{', '.join(names)} {span}" for (_family, span), names in alike.items())
+        return "; ".join(f"{names} {span}" for names, span in spans.items())
 
 
 class CudaTags(Sourced):
@@ -774,7 +807,6 @@ class Images(File, Sourced):
     """images.yaml."""
 
     distributions: ImagesOfDistributions
-    alike: dict[Word, Word]
     packages: tuple[Word, ...]
     venv: dict[Word, Word]
     hold: dict[Word, tuple[Word, ...]]

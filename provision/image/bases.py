@@ -118,7 +118,7 @@ def _release(system: str, driver: str, cuda: str | None, catalog: Catalog) -> st
 
 def _system(host_class: HostClass) -> str:
     known = host_class.catalog.images()
-    name = known.alike.get(host_class.os_id, host_class.os_id)
+    name = host_class.catalog.os().id_of(host_class.os_id)  # images for RHEL and kin are Rocky's, which is binary compatible
     for system in (f"{name} {host_class.os_version}", f"{name} {host_class.os_version.split('.')[0]}"):
         if system in known.distributions.images:
             return system

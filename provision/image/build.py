@@ -216,7 +216,8 @@ def _sources(settings: Settings, target: Target, mirror: str | None) -> str:
     """The text of ``sources.list`` for the base; empty where it keeps its own."""
     distribution, version = target.base.system.split()
     place = aptsources.mirror_at(mirror, distribution) if mirror else settings.mirror if settings.distribution == distribution else None
-    codename = target.catalog.os().distributions[distribution].codenames.get(version)
+    listed = target.catalog.os().distribution(distribution)
+    codename = listed.codenames.get(version) if listed else None
     return aptsources.sources_list(place, codename) if place and codename else ""
 
 

@@ -25,7 +25,6 @@ from provision.survey.model import Driver as DriverFacts
 from provision.survey.model import Gpu
 
 AUTO = "auto"
-_KINDS = {"long-term": "a long-term branch", "production": "a production branch", "feature": "a branch for new features"}
 _FLAVOUR = re.compile(r"\d[\d.]*(?:\+[a-z]\w*)?(?:-\d+)?-([a-zA-Z][\w-]*)")  # 6.8.0-60-generic, 6.1.0-20-cloud-amd64, 6.12.38+deb13-amd64
 
 
@@ -187,12 +186,12 @@ def _packages(name: str, host_class: HostClass) -> DriverPackages:
 
 def _branch(host: _Host, requested: str) -> tuple[str, tuple[Rejected, ...]]:
     """(the requested branch, for `auto` the longest supported that fits GPUs and system; rejected newer ones). Raises Conflict."""
-    known, capabilities = host.catalog.driver(), gpus.capabilities(host.facts, host.catalog)
+    known, production, capabilities = host.catalog.driver(), host.catalog.production_branches(), gpus.capabilities(host.facts, host.catalog)
     offered = host.host_class.of_release(host.packages.releases) or ()
     if not capabilities and requested == AUTO:
         ids = f" (PCI device {joined([f'10de:{each}' for each in host.facts.nvidia.pci_ids])})" if host.facts.nvidia.pci_ids else ""
         what = f"which GPUs it has is not known{ids}, so that no branch of the driver can be chosen for them"
-        longest = max(offered, key=lambda branch: _support(branch, host.catalog))
+        longest = [each for each in production if each in offered][-1]
         by_name = change_requirements(f"name a branch that supports them: --driver {longest}", driver=longest)
         raise host.conflict("driver-gpus-unknown", what, by_name)
     rejected = []
@@ -201,7 +200,7 @@ def _branch(host: _Host, requested: str) -> tuple[str, tuple[Rejected, ...]]:
             rejected.append(Rejected(branch, misfit, id="gpu"))
         elif branch not in offered:
             rejected.append(Rejected(branch, "no package of it is known for that system", id="absent"))
-        elif requested == AUTO and (known.branches.of[branch] == "feature" or host.catalog.cuda().driver_branches.ended(branch)):
+        elif requested == AUTO and branch not in production:
             rejected.append(Rejected(branch, "`auto` takes branches for production that NVIDIA still supports", id="version"))
     unfit = {each.candidate: each for each in rejected}
     usable = sorted((branch for branch in known.branches.of if branch not in unfit), key=int, reverse=True)
@@ -212,18 +211,13 @@ def _branch(host: _Host, requested: str) -> tuple[str, tuple[Rejected, ...]]:
         return requested, ()
     if not usable:
         raise host.conflict("driver-branch", f"no branch of the driver fits: {rejected[0].cause}")
-    best, *shorter = sorted(usable, key=lambda branch: _support(branch, host.catalog), reverse=True)
+    best, *shorter = sorted(usable, key=production.index, reverse=True)
     ends = host.catalog.cuda().driver_branches.ends
     rejected += [
         Rejected(branch, f"supported until {ends.get(branch, 'an unknown date')}, {best} longer", id="version") for branch in shorter
     ]
     newer = [each for each in rejected if int(each.candidate) > int(best)]
     return best, tuple(sorted(newer, key=lambda each: int(each.candidate), reverse=True))
-
-
-def _support(branch: str, catalog: Catalog) -> tuple[str, int]:
-    """The order of branches for `auto`: by the end of support; one without a known end comes last."""
-    return catalog.cuda().driver_branches.ends.get(branch, ""), int(branch)
 
 
 def _open_modules(host: _Host) -> bool:
@@ -239,28 +233,18 @@ def _open_modules(host: _Host) -> bool:
 
 def _refuse_obstacles(host: _Host) -> None:
     """Raise Conflict for what prevents the installation."""
-    name, facts = host.name, host.facts
-    if not host.host_class.root:
-        what = "only root can install a driver there"
-        raise host.conflict("driver-privileges", what, Proposal("let its user use sudo, or ask an administrator"))
-    if facts.container or hardware.wsl(facts):
-        what = "it is a container, whose driver is that of the machine" if facts.container else "it is WSL, whose driver is Windows'"
-        where = "on the machine" if facts.container else "in Windows"
-        raise host.conflict("driver-container", what, Proposal(f"install the driver {where}, and leave --driver out"))
-    if gpus.is_vgpu(facts, host.catalog):
-        what = "its GPUs are vGPUs, whose driver is the guest driver from the cloud or NVIDIA's licensing portal"
-        raise host.conflict("driver-vgpu", what, Proposal("install that one there, and leave --driver out"))
-    if facts.nvidia.runfile:
-        what = "its driver was installed by NVIDIA's installer (.run), whose files packages would overwrite"
-        raise host.conflict("driver-runfile", what, Proposal(f"uninstall it on {name} first: sudo nvidia-uninstall"))
-    if host.packages.built and facts.security.secure_boot and not facts.security.dkms_key_enrolled:
-        what = "Secure Boot is on, and loads no modules that DKMS builds there until its key is enrolled"
-        enrol = (
-            f"enrol the key on {name}: install dkms, `sudo dkms generate_mok`, `sudo mokutil --import /var/lib/dkms/mok.pub`, reboot, and "
-            "confirm it at the console; or turn Secure Boot off in the firmware"
-        )
-        other = Proposal("use Ubuntu there, whose linux-modules-nvidia-* are signed")
-        raise Conflict("driver-secure-boot", name, what, (Proposal(enrol), other))
+    facts, security = host.facts, host.facts.security
+    found: dict[ConflictId, object] = {
+        "driver-privileges": not host.host_class.root,
+        "driver-container": facts.container,
+        "driver-wsl": hardware.wsl(facts),
+        "driver-vgpu": gpus.is_vgpu(facts, host.catalog),
+        "driver-runfile": facts.nvidia.runfile,
+        "driver-secure-boot": host.packages.built and security.secure_boot and not security.dkms_key_enrolled,
+    }
+    if id := next((each for each, holds in found.items() if holds), None):
+        refusal = host.catalog.driver().repairs.refusals[id]
+        raise host.conflict(id, refusal["what"], Proposal(refusal["remedy"].format(host=host.name)))
 
 
 def _component(host: _Host, branch: str, why: tuple[str, ...], rejected: tuple[Rejected, ...], *, is_open: bool) -> Driver:
@@ -343,4 +327,4 @@ def _why(host: _Host, branch: str, requested: str, *, is_open: bool) -> tuple[st
 
 def _described(branch: str, catalog: Catalog) -> str:
     until = catalog.cuda().driver_branches.ends.get(branch)
-    return f"{branch} is {_KINDS[catalog.driver().branches.of[branch]]}{f' (until {until})' if until else ''}"
+    return f"{branch} is a {catalog.driver().branches.of[branch]} branch{f' (until {until})' if until else ''}"

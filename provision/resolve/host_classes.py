@@ -14,11 +14,11 @@ from provision.base.versions import key, minor
 from provision.catalog import Catalog
 from provision.plan.model import Builder, Rejected, Repository
 from provision.survey import Facts, amd, gpus, hardware
+from provision.survey.model import Toolkit
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
-DEFAULT_TOOLKIT = "/usr/local/cuda"
 TOOLKIT_PLACES = "CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*, /opt/cuda and the distribution's nvidia-cuda-toolkit"
 # Folders of environments that are not the system's; a Python of Nix has its own loader, which does not find the libraries that wheels need.
 _ENVIRONMENTS = re.compile(
@@ -26,23 +26,6 @@ _ENVIRONMENTS = re.compile(
 )
 _PRERELEASE = re.compile(r"\d(a|b|rc)\d")  # of a Python, such as Ubuntu 22.04's 3.11.0rc1
 _MAX_BUILDERS = 8  # hosts are named for a build: one builds, and the next takes over if it cannot
-
-
-@dataclass(frozen=True)
-class Toolkit:
-    """A CUDA toolkit of a host.
-
-    Attributes:
-        path: its folder, e.g. ``/usr/local/cuda-12.4``, with ``bin/nvcc``.
-        version: its CUDA, e.g. ``12.4``; None if unknown.
-        compiler: whether nvcc exists.
-        found: how it was found.
-    """
-
-    path: str
-    version: str | None
-    compiler: bool = True
-    found: str = ""
 
 
 @dataclass(frozen=True)
@@ -219,7 +202,7 @@ def host_class_of(facts: Facts, catalog: Catalog, kept_builds: tuple[tuple[str, 
         cuda=cuda,
         cuda_why=cuda_why,
         driver_too_old=gpus.has_gpu(facts, catalog) and cuda is None and fault is None and bool(facts.driver and facts.driver.version),
-        toolkits=_toolkits(facts) if cuda is not None else None,
+        toolkits=None if cuda is None or (not facts.cuda.toolkits and "cuda" in facts.missing) else tuple(facts.cuda.toolkits),
         capabilities=tuple(gpus.capabilities(facts, catalog) if gpus.has_gpu(facts, catalog) else ()),
         python=python,
         other_pythons=other_pythons,
@@ -238,7 +221,7 @@ def host_class_of(facts: Facts, catalog: Catalog, kept_builds: tuple[tuple[str, 
         no_wheels=system.no_wheels(catalog),
         targets=tuple(sorted({gpu.target for gpu in amd_gpus if gpu.target})),
         amdgpu=facts.amd.driver if facts.amd and amd_gpus else None,
-        driver_name="Windows' NVIDIA driver" if hardware.wsl(facts) else "the NVIDIA driver",
+        driver_name="Windows' NVIDIA driver" if hardware.wsl(facts) else "the machine's driver" if facts.container else "the NVIDIA driver",
     )
 
 
@@ -273,8 +256,7 @@ def without_gpus(host_class: HostClass) -> HostClass:
 def with_packaged_pythons(host_class: HostClass) -> HostClass:
     """The same class with the Pythons of its distribution's packages alone: the host's own, else the default. One that the inventory names
     stays."""
-    entry = host_class.catalog.os().distributions.get(host_class.os_id)
-    packaged = host_class.of_release(entry.pythons) if entry else None
+    packaged = host_class.catalog.os().pythons(host_class.os_id, host_class.os_version)
     if not packaged or not host_class.other_pythons:
         return host_class
     pythons = (host_class.python, *host_class.other_pythons)
@@ -351,22 +333,6 @@ def _installed_nccl(facts: Facts, catalog: Catalog) -> tuple[tuple[str, str], ..
     return tuple(sorted((name, version) for name, version in found if not is_ours(name, version)))
 
 
-def _toolkits(facts: Facts) -> tuple[Toolkit, ...] | None:
-    """A path that is missing from hand-written facts is the default one."""
-    found = facts.cuda.toolkits
-    if not found and "cuda" in facts.missing:
-        return None
-    return tuple(
-        Toolkit(
-            each.path or DEFAULT_TOOLKIT,
-            minor(each.version) if each.version else None,
-            compiler=each.nvcc,
-            found=each.found or "its facts name it",
-        )
-        for each in found
-    )
-
-
 def _newest_first(offers: Mapping[str, list[str]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple((name, tuple(sorted(set(versions), key=key, reverse=True))) for name, versions in sorted(offers.items()))
 
@@ -376,7 +342,7 @@ def _cuda(facts: Facts, catalog: Catalog) -> tuple[str | None, str]:
     driver = facts.driver
     if driver is None or not gpus.has_gpu(facts, catalog):
         hidden = gpus.hidden_from_container(facts, catalog) or (amd.on_bus(facts, catalog) and amd.hidden_from_container(facts))
-        none = "it has no NVIDIA GPU" if amd.gpus(facts, catalog) else "it has no GPU"
+        none = "it has no NVIDIA GPU" if amd.gpus(facts, catalog) else "it has no GPU of NVIDIA or AMD"
         return None, "its container was given none of the machine's GPUs" if hidden else none
     if driver.cuda:
         return str(driver.cuda), f"the driver's CUDA is {driver.cuda}"
@@ -400,7 +366,7 @@ def _of_the_user(path: str, home: str | None) -> bool:
 
 
 def _nvidia_system(os_id: str, version: str, catalog: Catalog) -> str | None:
-    template = catalog.cuda_repositories().systems.get(os_id)
+    template = catalog.cuda_repositories().systems.get(catalog.os().id_of(os_id))
     return template.format(version=version.replace(".", ""), major=version.split(".")[0]) if template else None
 
 
@@ -410,10 +376,7 @@ def _interpreters(facts: Facts, catalog: Catalog) -> tuple[Interpreter, tuple[In
     named = python.asked_for
     if named and named.version:  # named in the inventory: no other is considered
         return Interpreter(_normal(named.version), named.path or "", why="requested in the inventory"), ()
-    entry = catalog.os().distributions.get(system.id)
-    pythons = entry.pythons if entry else {}
-    release: str = system.version
-    packaged = pythons.get(release) or pythons.get(release.split(".")[0]) or ()
+    packaged = catalog.os().pythons(system.id, system.version)
     found = [
         Interpreter(each.version, each.path or "")
         for each in python.others

@@ -11,7 +11,7 @@ from provision.base.versions import key
 from provision.catalog import Catalog, troubles
 from provision.plan.model import Builder, Nccl, Rejected, SourceBuild, SystemPackages, Wheel
 from provision.plan.requirements import Requirements
-from provision.resolve.host_classes import DEFAULT_TOOLKIT, HostClass, HostClasses, Toolkit, builders, describe_toolkits
+from provision.resolve.host_classes import HostClass, HostClasses, builders, describe_toolkits
 from provision.resolve.nccl_builds import (
     NOT_BUILT,
     SOURCES,
@@ -26,6 +26,7 @@ from provision.resolve.nccl_builds import (
     requested_version,
 )
 from provision.resolve.remedies import Conflict, ConflictId, Proposal, change_classes, change_requirements, exclude, kept_bad, newer_drivers
+from provision.survey.model import Toolkit
 
 _FIELDS = ("nccl_version", "nccl_local", "nccl_tarball", "nccl_tarball_version")
 _NOT_REQUESTED: dict[str, Any] = {"nccl_source": "auto", **dict.fromkeys(_FIELDS)}
@@ -51,7 +52,7 @@ def nccl(all_host_classes: HostClasses, requirements: Requirements) -> tuple[dic
     if builds is None:
         raise _conflict(host_classes, found, requirements)
     choice = _Choice(host_classes, requirements, found, builds)
-    notes = kept_bad("nccl", f"NCCL {choice.version}", _known_bad(choice.version, requirements.catalog), requirements)
+    notes = kept_bad("nccl", f"NCCL {choice.version}", requirements.catalog.known_bad("nccl", choice.version), requirements)
     notes += [
         f"{joined(names)}: {package} {now} is replaced by the older {then} (--allow-downgrade)"
         for host_class, names in host_classes.items()
@@ -113,10 +114,6 @@ def _kept(build: Build, host_class: HostClass) -> bool:
     return (build.package, build.cuda) in host_class.kept_builds
 
 
-def _known_bad(version: str, catalog: Catalog) -> list[str]:
-    return troubles(version, catalog.nccl().known_bad)
-
-
 @dataclass(frozen=True)
 class _Choice:
     """The chosen build of every host class with GPUs, and what it was chosen from."""
@@ -161,7 +158,7 @@ class _Choice:
         everywhere = [each for each in host_class.catalog.nccl().known_weak if not each.when]  # of the others a note tells, where they hold
         why += [f"known problem, fixed only in newer ones: {problem}" for problem in troubles(self.version, everywhere)]
         cause = "an earlier run chose it" if "nccl" in self.requirements.kept else "of --allow-bad"
-        why += [f"known bad, taken because {cause}: {problem}" for problem in _known_bad(self.version, self.requirements.catalog)]
+        why += [f"known bad, taken because {cause}: {problem}" for problem in self.requirements.catalog.known_bad("nccl", self.version)]
         rejected = tuple(self._rejected(host_class))
         common = (build.version, build.package)
         if build.source == "source":
@@ -320,6 +317,6 @@ def _ability_to_build(blocking: HostClass, names: list[str]) -> Iterator[Proposa
     missing, able = list(blocking.missing_build_tools), replace(blocking, missing_build_tools=())
     if not fitting_compilers(blocking):
         missing.append(f"a CUDA toolkit of {blocking.cuda} or older with nvcc")
-        able = replace(able, toolkits=(Toolkit(DEFAULT_TOOLKIT, blocking.cuda),))
+        able = replace(able, toolkits=(Toolkit(version=blocking.cuda),))
     if missing:
         yield change_classes(f"install {' and '.join(missing)} on {joined(names)}", {blocking: able})

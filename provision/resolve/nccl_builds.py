@@ -10,11 +10,12 @@ from typing import Literal
 
 from provision.base.text import joined
 from provision.base.versions import key, minor, package_key
-from provision.catalog import Catalog, troubles
+from provision.catalog import Catalog
 from provision.catalog.models import Nccl as NcclVersions
 from provision.plan.model import Rejected, Repository
 from provision.plan.requirements import Requirements
-from provision.resolve.host_classes import TOOLKIT_PLACES, HostClass, Toolkit, nvidia_repository
+from provision.resolve.host_classes import TOOLKIT_PLACES, HostClass, nvidia_repository
+from provision.survey.model import Toolkit
 
 _FROM_SOURCE = "a build from source"
 NOT_BUILT = ("source", "version")  # ids of what rejects builds from source as a whole
@@ -109,7 +110,7 @@ def rejection(build: Build, host_class: HostClass, requirements: Requirements) -
     if not requirements.allow_downgrade and (older := downgrades(build.packages, host_class)):
         cause = f"{older[0][0]} {older[0][1]} is installed there, which is newer; --allow-downgrade replaces it"
         return Rejected(build.name, cause, id="installed")
-    known_bad = troubles(build.version, requirements.catalog.nccl().known_bad)
+    known_bad = requirements.catalog.known_bad("nccl", build.version)
     if known_bad and not (requested and requirements.allows_bad("nccl")):
         return Rejected(build.name, f"known bad: {known_bad[0]}", id="known bad")
     if requirements.nccl_version is not None and not requested:
@@ -393,7 +394,7 @@ def own_compiler(host_class: HostClass) -> tuple[str, Toolkit, str] | None:
 
 def _compilers(host_class: HostClass) -> list[tuple[str, Toolkit]]:
     """(CUDA, toolkit) of toolkits with a compiler, in the order in which they were found."""
-    return [(each.version, each) for each in host_class.toolkits or () if each.compiler and each.version]
+    return [(minor(each.version), each) for each in host_class.toolkits or () if each.nvcc and each.version]
 
 
 def fitting_compilers(host_class: HostClass) -> list[tuple[str, Toolkit]]:

@@ -14,14 +14,6 @@ from provision.resolve.host_classes import HostClass, grouped
 from provision.survey import Facts, amd, gpus, hardware
 from provision.survey.model import Amd
 
-# Facts that change the plan → what is assumed if they are missing.
-_ASSUMPTIONS = {
-    "python": "the distribution's own",
-    "driver.cuda": "by the driver's version",
-    "gpus": "one of unknown kind",
-    "compute capability": "not taken into account",
-    "network": "left open: no MPI job over several hosts can be started by this plan",
-}
 # RDMA as conditions name it → as notes do.
 _NETWORKS = {"infiniband": "InfiniBand", "roce": "RoCE", "efa": "EFA", "omni-path": "Omni-Path", "slingshot": "Slingshot"}
 _Held = Mapping[str, Mapping[str, str]]  # host → what holds of it, by condition (`hardware.conditions`)
@@ -36,7 +28,7 @@ def of_hosts(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], plan
         *_without_root(plans),
         *_on_unused_gpus(facts, class_of, catalog),
         *_on_hosts_without_gpus(class_of),
-        *_on_assumptions(facts),
+        *_on_assumptions(facts, catalog.hardware().notes.assumed),
         *_on_known_problems(facts, plans, held, catalog),
         *_on_hardware(held, catalog),
         *_on_several_networks({name: held[name] for name in held if class_of[name].uses_gpus and "infiniband" not in facts[name].missing}),
@@ -46,22 +38,20 @@ def of_hosts(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], plan
 def knowledge(facts: Mapping[str, Facts], catalog: Catalog) -> Knowledge:
     """The newest releases that the catalogue knows, and the hosts whose driver is newer."""
     reach = catalog.reach()
-    newer = tuple(
-        sorted(name for name, host in facts.items() if host.driver and host.driver.cuda and key(host.driver.cuda) > key(reach.cuda))
-    )
-    return Knowledge(reach.pytorch, reach.cuda, reach.nccl, reach.date, reach.overlay, newer)
+    newer = sorted(name for name, host in facts.items() if host.driver and host.driver.cuda and key(host.driver.cuda) > key(reach.cuda))
+    return Knowledge(reach.pytorch, reach.cuda, reach.nccl, reach.date, reach.overlay, tuple(newer))
 
 
 def _on_driver_branches(facts: Mapping[str, Facts], catalog: Catalog) -> list[str]:
     """Drivers whose branch gets no fixes any more, by the date of the catalogue: the clock would make plans irreproducible."""
-    known, driver = catalog.cuda().driver_branches, catalog.driver()
-    usable = [each for each, kind in driver.branches.of.items() if kind != "feature" and not known.ended(each)]
-    versions = [(host.driver and host.driver.version, name) for name, host in sorted(facts.items()) if not gpus.is_vgpu(host, catalog)]
-    ended = grouped(((version.split(".")[0], month), name) for version, name in versions if version and (month := known.ended(version)))
+    known, usable = catalog.cuda().driver_branches, sorted(catalog.production_branches())
+    free = ((host.driver, name) for name, host in sorted(facts.items()) if not hardware.driver_is_fixed(host, catalog))
+    versions = [(driver.version, name) for driver, name in free if driver and driver.version]
+    ended = grouped(((version.split(".")[0], month), name) for version, name in versions if (month := known.ended(version)))
     found = []
     for (branch, month), names in ended.items():
         capabilities = {each for name in names for each in gpus.capabilities(facts[name], catalog)}
-        others = joined([each for each in usable if driver.gpus.misfit(each, sorted(capabilities, key=key)) is None])
+        others = joined([each for each in usable if catalog.driver().gpus.misfit(each, sorted(capabilities, key=key)) is None])
         supported = f"; NVIDIA supports {others} for these GPUs" if others else ""
         found.append(f"{joined(names)}: NVIDIA's support for driver branch {branch} ended in {month}{supported}")
     return found
@@ -127,15 +117,15 @@ def _on_known_problems(facts: Mapping[str, Facts], plans: Mapping[str, HostPlan]
         yield f"{joined(names)}: {what}: {problem}"
 
 
-def _on_assumptions(facts: Mapping[str, Facts]) -> list[str]:
+def _on_assumptions(facts: Mapping[str, Facts], known: Mapping[str, str]) -> list[str]:
     """What was assumed for facts that are missing on some hosts and would change the plan."""
 
     def assumed(host: Facts) -> tuple[str, ...]:
         parts = {"compute capability" if part.endswith("compute_capability") else part for part in host.missing}
-        return tuple(part for part in _ASSUMPTIONS if part in parts)
+        return tuple(part for part in known if part in parts)
 
     return [
-        f"{joined(names)}: missing facts, and what is assumed: " + ", ".join(f"{part} ({_ASSUMPTIONS[part]})" for part in parts)
+        f"{joined(names)}: missing facts, and what is assumed: " + ", ".join(f"{part} ({known[part]})" for part in parts)
         for parts, names in grouped((assumed(host), name) for name, host in sorted(facts.items())).items()
         if parts
     ]

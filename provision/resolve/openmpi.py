@@ -31,7 +31,7 @@ def openmpi(host_classes: HostClasses, requirements: Requirements) -> tuple[dict
         "source": _source(host_classes, version, requirements),
     }
     chosen = _choose(candidates, host_classes, requirements)
-    notes = kept_bad("openmpi", f"Open MPI {chosen.version}", _known_bad(chosen.version, requirements.catalog), requirements)
+    notes = kept_bad("openmpi", f"Open MPI {chosen.version}", requirements.catalog.known_bad("openmpi", chosen.version), requirements)
     if not isinstance(chosen, SourceBuild):
         return dict.fromkeys(host_classes, chosen), notes
     builders_of = _builders(host_classes)
@@ -90,7 +90,7 @@ def _requested_version(host_classes: HostClasses, requirements: Requirements) ->
         raise Conflict(
             "openmpi-version", _first(host_classes), f"Open MPI {version} was requested; only 4.x is supported", (without, other)
         )
-    bad = _known_bad(version, requirements.catalog)
+    bad = requirements.catalog.known_bad("openmpi", version)
     if bad and not requirements.allows_bad("openmpi"):
         name = f"openmpi-{version}.tar.gz"
         proposals = [
@@ -106,10 +106,6 @@ def _requested(requirements: Requirements) -> dict[str, str]:
     """The fields that name a version."""
     found = {"openmpi_version": requirements.openmpi_version, "openmpi_tarball": requirements.openmpi_tarball}
     return {name: value for name, value in found.items() if value}
-
-
-def _known_bad(version: str, catalog: Catalog) -> list[str]:
-    return troubles(version, catalog.openmpi().known_bad)
 
 
 def _known_weak(version: str, catalog: Catalog) -> list[str]:
@@ -158,7 +154,7 @@ def _distribution(host_classes: HostClasses, version: str | None, requirements: 
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{name} has {each}" for name, each in list(found.items())[:4])
         return Rejected(_DISTRIBUTION, f"the distributions differ: {listed}", id="system", host=host)
-    bad = _known_bad(common, requirements.catalog)
+    bad = requirements.catalog.known_bad("openmpi", common)
     if bad and not (requirements.openmpi_version == common and requirements.allows_bad("openmpi")):
         return Rejected(_DISTRIBUTION, f"the distribution's {common} is known bad: {bad[0]}", id="known bad", host=host)
     if version and key(version) != key(common):

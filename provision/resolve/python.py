@@ -82,7 +82,7 @@ def notes(host_classes: HostClasses, pythons: Mapping[HostClass, Interpreter]) -
     if downloaded := sorted(name for each, python in pythons.items() if python.from_uv for name in host_classes[each]):
         found.append(
             f"{joined(downloaded)}: uv downloads Python from python-build-standalone, so these hosts must reach GitHub, or a mirror that "
-            "their /etc/uv/uv.toml names (python-install-mirror)"
+            "their /etc/uv/uv.toml names (python-install-mirror); else name a Python of the site (provision_python=PATH)"
         )
     return found
 

@@ -12,19 +12,13 @@ from provision.base.versions import key
 from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, with_driver_for, with_newest_driver, without_gpus
 
-ComponentConflict = Literal[
+ConflictId = Literal[
     "nccl", "nccl-absent", "nccl-not-the-same", "nccl-source", "nccl-vendor", "nccl-version", "openmpi", "openmpi-known-bad",
-    "openmpi-version", "python", "torch",
+    "openmpi-version", "python", "torch", "accelerator", "architecture", "distribution", "driver-misfit", "driver-too-old", "gpu-fault",
+    "horovod-installed", "network", "network-interface", "prefix", "driver-branch", "driver-container", "driver-gpus-unknown",
+    "driver-is-newer", "driver-kernel", "driver-modules", "driver-packages", "driver-privileges", "driver-repository", "driver-runfile",
+    "driver-secure-boot", "driver-vgpu", "driver-wsl",
 ]  # fmt: skip
-HostConflict = Literal[
-    "accelerator", "architecture", "distribution", "driver-misfit", "driver-too-old", "gpu-fault",
-    "horovod-installed", "network", "network-interface", "prefix",
-]  # fmt: skip
-DriverConflict = Literal[
-    "driver-branch", "driver-container", "driver-gpus-unknown", "driver-is-newer", "driver-kernel", "driver-modules", "driver-packages",
-    "driver-privileges", "driver-repository", "driver-runfile", "driver-secure-boot", "driver-vgpu",
-]  # fmt: skip
-ConflictId = ComponentConflict | HostConflict | DriverConflict
 MAX_REMEDIES = 2  # are offered for a conflict: the cheapest
 
 

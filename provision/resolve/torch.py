@@ -10,7 +10,7 @@ from typing import Literal
 from provision.base.text import joined
 from provision.base.validation import did_you_mean
 from provision.base.versions import key
-from provision.catalog import Catalog, troubles
+from provision.catalog import Catalog
 from provision.catalog.models import PytorchBuild, PytorchDefault, PytorchRelease, RocmBuild
 from provision.plan.model import Rejected, Wheel
 from provision.plan.requirements import Requirements
@@ -153,7 +153,7 @@ def _cost(version: str, tags: Tags, releases: Sequence[str], catalog: Catalog) -
     listed. Defaults are alike: no Python is changed for the better of two."""
     weak = any(build and build.weak for tag in tags.values() if (build := _build(version, tag, catalog)))
     place = 0 if _default(version, catalog) else releases.index(version)
-    return bool(known_bad(version, catalog)), len(_nccls(version, tags)) > 1, weak, place
+    return bool(catalog.known_bad("pytorch", version)), len(_nccls(version, tags)) > 1, weak, place
 
 
 def _widest(releases: Iterable[str], catalog: Catalog) -> str:
@@ -194,11 +194,6 @@ def _build(version: str, tag: str, catalog: Catalog) -> PytorchBuild | RocmBuild
     return release.builds.get(_cuda(tag)) if release else None
 
 
-def known_bad(version: str, catalog: Catalog) -> list[str]:
-    """The known problems of a release."""
-    return troubles(version, catalog.pytorch().known_bad)
-
-
 def _releases(requirements: Requirements) -> list[str]:
     """Releases, best first: the requested one, else the catalogue's defaults and all others."""
     if requirements.torch_version:
@@ -234,7 +229,7 @@ def _all_rejections(version: str, host_classes: HostClasses, pythons: Interprete
             reason = f"PyTorch {version} has no wheel for Python {python}"
             lifted_by = _fitting_python(release, host_class, requirements)
             found.append(Rejected(candidate, reason, id="python", host=names[0], lifted_by=lifted_by))
-        if host_class.lacks_libc(release.libc):
+        if not builds and host_class.lacks_libc(release.libc):
             reason = f"the wheels of PyTorch {version} need glibc {release.libc}, and {host_class.system} has {host_class.libc}"
             found.append(Rejected(candidate, reason, id="too new", host=names[0], lifted_by="a newer system, or a container with one"))
         elif not builds and host_class.targets:
@@ -283,9 +278,8 @@ def _fitting_python(release: PytorchRelease, host_class: HostClass, requirements
     ):
         return ""
     oldest, newest = min(release.pythons, key=key), max(release.pythons, key=key)
-    entry = requirements.catalog.os().distributions.get(host_class.os_id)
-    packaged = host_class.of_release(entry.pythons) if entry else None
-    if not host_class.root and (fitting := [each for each in packaged or () if each in release.pythons]):
+    packaged = requirements.catalog.os().pythons(host_class.os_id, host_class.os_version)
+    if not host_class.root and (fitting := [each for each in packaged if each in release.pythons]):
         return f"root, who can install the distribution's python{max(fitting, key=key)}"
     return f"a Python {oldest} to {newest} that is installed there, named in the inventory: provision_python=PATH"
 
@@ -317,7 +311,7 @@ def _notes_on_an_older_release(
             inside = " and ".join(_nccls(best, selection.fitting[best]))
             yield f"PyTorch {chosen} is not the newest: the builds of {best} for these hosts have NCCL {inside} inside: ranks need the same"
     cause = "requested" if requirements.torch_version else "no other fits"
-    for problem in known_bad(chosen, selection.catalog):
+    for problem in selection.catalog.known_bad("pytorch", chosen):
         yield f"PyTorch {chosen} is known bad ({'an earlier run chose it' if 'torch' in requirements.kept else cause}): {problem}"
 
 
@@ -325,7 +319,7 @@ def _rejected_releases(selection: _Selection) -> Iterator[Rejected]:
     """The releases that do not fit, those with several NCCLs, and those that are older."""
     chosen, older = selection.version, False
     for version, rejection in selection.rejections.items():
-        bad = known_bad(version, selection.catalog)
+        bad = selection.catalog.known_bad("pytorch", version)
         if older:
             newer = key(version) > key(chosen)
             why = "newer than the catalogue's default, which fits every host" if newer else f"older than {chosen}, which fits every host"
@@ -349,7 +343,7 @@ def _tags(version: str, host_class: HostClass, requirements: Requirements) -> li
     catalogue does not know: those of available wheels, else ``cpu``.
     """
     release = requirements.catalog.pytorch().releases.get(version)
-    if release and host_class.lacks_libc(release.libc):
+    if release and host_class.cuda is None and host_class.lacks_libc(release.libc):
         return []
     if not host_class.uses_gpus:
         return [CPU]
@@ -375,7 +369,9 @@ def _tags(version: str, host_class: HostClass, requirements: Requirements) -> li
     usable = [
         cuda
         for cuda, build in release.builds.items()
-        if host_class.runs(cuda) and _has_code(build.code.get(host_class.arch), host_class, ptx=host_class.runs_natively(cuda))
+        if host_class.runs(cuda)
+        and not host_class.lacks_libc(build.libc or release.libc)
+        and _has_code(build.code.get(host_class.arch), host_class, ptx=host_class.runs_natively(cuda))
     ]
     return [_tag(cuda) for cuda in sorted(usable, key=cost)]
 

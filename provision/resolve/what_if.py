@@ -15,14 +15,14 @@ from provision.base.errors import UsageError
 from provision.base.text import joined
 from provision.base.validation import did_you_mean
 from provision.base.versions import key
-from provision.catalog import Catalog, troubles
+from provision.catalog import Catalog
 from provision.plan.model import SCHEMA, Plan, PlanDocument
 from provision.plan.requirements import HostRequirements, Requirements
 from provision.resolve import resolve
 from provision.resolve.driver import known_branch, oldest_version
 from provision.resolve.host_classes import HostClass, host_class_of, with_driver_for
 from provision.resolve.remedies import Proposal, change_hosts, exclude, with_python
-from provision.survey import Facts, gpus
+from provision.survey import Facts, gpus, hardware
 
 Kind = Literal["driver", "python", "without"]
 _FORM = re.compile(r"(?:(?P<hosts>[^=:]+):)?(?P<kind>[a-z]+)=(?P<value>[^=:]+)")
@@ -176,12 +176,11 @@ def _candidates(facts: Mapping[str, Facts], plan: Plan, catalog: Catalog) -> Ite
     """Single changes that may lift all hosts; of drivers those of supported branches for production, as `--driver auto`."""
     with_gpus = {name: facts[name] for name in plan.hosts if gpus.has_gpu(facts[name], catalog)}
     capabilities = [gpu.compute_capability for host in with_gpus.values() for gpu in host.gpus if gpu.compute_capability]
-    cudas = {name: host_class_of(host, catalog).cuda for name, host in with_gpus.items()}
-    drivers, kinds = catalog.cuda().toolkits.drivers, catalog.driver().branches.of
+    cudas = {name: host_class_of(host, catalog).cuda for name, host in with_gpus.items() if not hardware.driver_is_fixed(host, catalog)}
+    drivers = catalog.cuda().toolkits.drivers
     for cuda in sorted(drivers, key=key):
         branch = drivers[cuda].split(".")[0]
-        unsupported = kinds.get(branch, "feature") == "feature" or catalog.cuda().driver_branches.ended(branch)
-        if unsupported or catalog.driver().gpus.misfit(branch, capabilities):
+        if branch not in catalog.production_branches() or catalog.driver().gpus.misfit(branch, capabilities):
             continue
         older = tuple(name for name, now in cudas.items() if now is not None and key(now) < key(cuda))
         if older:
@@ -231,4 +230,4 @@ def _of_all(plan: Plan, name: str) -> str:
 def _problems(plan: Plan, catalog: Catalog) -> list[str]:
     """Known problems of the plan's NCCL."""
     versions = dict.fromkeys(host.nccl.version for host in plan.hosts.values() if host.nccl and host.nccl.version)
-    return [f"NCCL {version}: {problem}" for version in versions for problem in troubles(version, catalog.nccl().known_bad)]
+    return [f"NCCL {version}: {problem}" for version in versions for problem in catalog.known_bad("nccl", version)]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from provision.base.problems import Problem
+from provision.base.versions import key
 from provision.catalog import Catalog
 from provision.survey.model import AmdGpu, Facts
-
-_KFD = "/dev/kfd"
 
 
 def on_bus(facts: Facts, catalog: Catalog) -> int:
@@ -23,10 +22,16 @@ def has_gpu(facts: Facts, catalog: Catalog) -> bool:
 
 def hidden_from_container(facts: Facts) -> bool:
     """Whether the host is a container that was started without AMD's GPUs."""
-    return bool(facts.container and _KFD not in facts.accelerators.nodes)
+    return bool(facts.container and "/dev/kfd" not in facts.accelerators.nodes)
 
 
 def gpus(facts: Facts, catalog: Catalog) -> list[AmdGpu]:
+    """The GPUs that jobs get: of several targets those that the newest ROCm has code for, as one build must have it for all."""
+    builds, found = catalog.pytorch().rocm.of, listed(facts, catalog)
+    return [each for each in found if each.target in builds[max(builds, key=key)].code] or found
+
+
+def listed(facts: Facts, catalog: Catalog) -> list[AmdGpu]:
     """The GPUs that the driver lists for computing, each partition of one by itself, without graphics of processors."""
     known = catalog.hardware()
     graphics = {
@@ -40,19 +45,17 @@ def gpus(facts: Facts, catalog: Catalog) -> list[AmdGpu]:
 
 def fault(facts: Facts, catalog: Catalog) -> Problem | None:
     """Why AMD's GPUs of a host cannot be used; None where they can, or where there are none. The hint has ``{host}`` for its name."""
-    count, found = on_bus(facts, catalog), gpus(facts, catalog)
+    count, found, driver = on_bus(facts, catalog), listed(facts, catalog), facts.amd
     if hidden_from_container(facts) or not (count or found):
         return None
-    there = f"it has {max(count, len(found))} x AMD GPU"
-    install = "install AMD's driver on {host} (package amdgpu-dkms, for its kernel), and reboot"
-    if facts.amd is None:
-        what, hint = f"{there}, and the driver amdgpu is not loaded", f"on {{host}}: sudo modprobe amdgpu; without that module {install}"
-        return Problem("error", what, hint, id="amd-not-loaded")
-    if not found:
-        return Problem("error", f"{there}, and its driver lists none for computing (KFD)", install, id="amd-no-gpu")
-    if not facts.amd.usable:
-        what = f"{there}, and {facts.user.name or 'the login user'} may not use {_KFD}"
-        return Problem("error", what, 'on {host}: sudo usermod -aG render,video "$USER", then log in again', id="amd-no-access")
-    if any(each.target is None for each in found):
-        return Problem("error", f"{there}, and its driver reports an invalid target (gfx_target_version) for one", install, id="amd-target")
-    return None
+    faults = {
+        "amd-not-loaded": driver is None,
+        "amd-no-gpu": not found,
+        "amd-no-access": driver is not None and not driver.usable,
+        "amd-target": any(each.target is None for each in found),
+    }
+    cause = next((each for each, holds in faults.items() if holds), None)
+    if cause is None:
+        return None
+    known, user = catalog.hardware().amd_faults[cause], facts.user.name or "the login user"
+    return Problem("error", known["what"].format(gpus=f"{max(count, len(found))} x AMD GPU", user=user), known["remedy"], id=cause)

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from typing import Literal
 
 from provision.base.problems import Problem
+from provision.base.text import joined
 from provision.base.versions import key
 from provision.catalog import Catalog
 from provision.survey.model import Facts
 
 Cause = Literal[
     "no-driver", "not-loaded", "nouveau", "version-mismatch", "installed-twice", "nvml", "misfit", "open-modules", "proprietary-modules",
-    "no-devices", "no-fabric-manager", "silent", "vgpu", "unsigned", "nouveau-first", "gpu-lost",
+    "no-devices", "no-fabric-manager", "silent", "vgpu", "unsigned", "nouveau-first", "gpu-lost", "driver-in-image",
 ]  # fmt: skip
 
 # Messages of nvidia-smi and NVML.
@@ -24,17 +25,17 @@ _NO_DEVICES = re.compile(r"No devices were found", re.IGNORECASE)
 
 _DRIVER_PACKAGES = r"nvidia-(driver|utils|dkms|kernel|kmod|open|headless)|libnvidia-compute|a?kmod-nvidia|xorg-x11-drv-nvidia"
 _WITHOUT_MODULE = re.compile(r"nvidia-utils|libnvidia-compute")  # packages of the driver's libraries and programs
+_NO_MODULE = ("no-driver", "not-loaded", "nouveau", "nouveau-first")  # causes that Secure Boot may be behind, or keep from being cured
 _IGNORED = re.compile(r"The (\d+\.[\d.]+) NVIDIA driver will ignore")  # the kernel's log
 
 
 def _branch(facts: Facts, found: list[str], catalog: Catalog) -> str:
     """The branch to install for GPUs: of those for production that its distribution has, the one whose support ends last."""
-    known, supported = catalog.driver(), catalog.cuda().driver_branches
+    known, production = catalog.driver(), catalog.production_branches()
     releases = packages.releases if (packages := known.of(facts.os.id)) else {"": ()}  # others have what the oldest listed one has
     offered = releases.get(facts.os.version, releases.get(facts.os.version.split(".")[0], next(iter(releases.values()))))
-    usable = [each for each, kind in known.branches.of.items() if kind != "feature" and not supported.ended(each)]
-    fitting = [each for each in usable if (not offered or each in offered) and known.gpus.misfit(each, found) is None]
-    return max(fitting, key=lambda each: (supported.ends.get(each, ""), each), default=known.gpus.last_of(found) or usable[0])
+    fitting = [each for each in production if (not offered or each in offered) and known.gpus.misfit(each, found) is None]
+    return fitting[-1] if fitting else known.gpus.last_of(found) or production[0]
 
 
 def has_gpu(facts: Facts, catalog: Catalog) -> bool:
@@ -80,18 +81,9 @@ def fault(facts: Facts, catalog: Catalog) -> Problem | None:
     count = max(len(facts.nvidia.pci_devices), len(facts.gpus), 1)
     there = f"{count} NVIDIA GPUs" if count > 1 else "an NVIDIA GPU"
     message = "; ".join((facts.nvidia.smi_error or "").strip().splitlines()[:2])
-    what = {
-        "no-driver": f"it has {there} and no NVIDIA driver",
-        "not-loaded": f"it has {there}, and the NVIDIA driver is not loaded",
-        "unsigned": f"it has {there}, and the NVIDIA driver is not loaded: Secure Boot is on, and its firmware does not know DKMS's key",
-        "installed-twice": f"it has {there}, whose driver is of NVIDIA's installer (.run) and of packages, and does not work",
-        "vgpu": f"it has {there}, part of its hypervisor's (vGPU), and no guest driver that works",
-        "nouveau": f"it has {there}, which nouveau uses instead of NVIDIA's driver",
-        "nouveau-first": f"it has {there}, which nouveau uses instead of NVIDIA's driver",
-        "gpu-lost": f"it has {there}, of which one does not answer its driver",
-        "no-fabric-manager": f"it has {there} behind NVSwitches that no Fabric Manager has set up: CUDA does not start there (error 802)",
-    }.get(cause, f"it has {there}, whose driver does not work")
-    loaded = f"the loaded module is {facts.driver.version}" if facts.driver and cause == "version-mismatch" else None
+    faults = catalog.driver().repairs.faults
+    what = faults.get(cause, faults["other"]).format(gpus=there)
+    loaded = f"the loaded module is {facts.driver.version}" if facts.driver and version_mismatch(facts) else None
     reasons = [_unsupported(facts, catalog).get(cause), loaded, f"nvidia-smi says `{message[:200]}`" if message else None]
     reasons += _besides(cause, facts, catalog)
     return Problem("error", ": ".join(filter(None, [what, "; ".join(filter(None, reasons))])), _remedy(cause, facts, catalog), id=cause)
@@ -101,6 +93,7 @@ def _besides(cause: Cause, facts: Facts, catalog: Catalog) -> list[str]:
     """What is known of why a driver is not loaded, and that it is too old for every build once it works."""
     on_disk = _packaged_version(facts) if cause in ("not-loaded", "unsigned", "nouveau-first") else None
     found = [f"{on_disk} is installed, and the kernel is {facts.os.kernel}"] if on_disk else []
+    found += ["Secure Boot is on, which refuses unsigned modules"] if cause in _NO_MODULE and facts.security.secure_boot else []
     version = facts.driver.version if facts.driver else on_disk
     cuda, oldest = min(catalog.cuda().minor_compatibility.drivers.items(), key=lambda each: key(each[1]))
     return [*found, f"no build runs on {version}: CUDA {cuda} needs {oldest}"] if version and key(version) < key(oldest) else found
@@ -111,10 +104,12 @@ def _remedy(cause: Cause, facts: Facts, catalog: Catalog) -> str:
     known, found = catalog.driver(), capabilities(facts, catalog)
     kind: Literal["open", "proprietary"] = "open" if not found or key(found[0]) >= key(known.modules.open_from) else "proprietary"
     values = {"branch": _branch(facts, found, catalog), "kind": kind, "version": facts.driver and facts.driver.version}
+    values["own"] = joined(driver_packages(facts))
     dropped = known.repairs.dropped if cause in ("not-loaded", "nvml") and known.gpus.last_of(found) else ""
+    signed = known.repairs.signed if cause in _NO_MODULE and facts.security.secure_boot else ""
     packages = known.repairs.packages[kind]
     names = next((packages[each] for each in (facts.os.id, *facts.os.id_like) if each in packages), packages["others"])
-    remedy = (known.repairs.of[cause] + dropped).format(host="{host}", packages=names.format(**values), **values)
+    remedy = (signed + known.repairs.of[cause] + dropped).format(host="{host}", packages=names.format(**values), **values)
     return remedy.replace("{host}", "the machine of {host}, which is a container") if facts.container else remedy
 
 
@@ -130,7 +125,7 @@ def _causes(facts: Facts, catalog: Catalog) -> Iterator[Cause]:
     if nvidia.runfile and driver_packages(facts) and (not driver or version_mismatch(facts)):
         yield "installed-twice"
     if version_mismatch(facts):
-        yield "version-mismatch"
+        yield "driver-in-image" if facts.container and driver_packages(facts) else "version-mismatch"
     if is_vgpu(facts, catalog) and not facts.gpus and (not driver or _NO_DEVICES.search(message)):
         yield "vgpu"
     if not driver:
@@ -159,10 +154,11 @@ def _causes(facts: Facts, catalog: Catalog) -> Iterator[Cause]:
 
 def _lacks_fabric_manager(facts: Facts) -> bool:
     """Whether GPUs wait for a Fabric Manager: they say so from Hopper on; older ones behind NVSwitches do where it does not run."""
-    if facts.nvidia.fabric_manager or facts.container or facts.arch == "aarch64":  # that of Grace runs on its NVLink switches
+    if facts.nvidia.fabric_manager or facts.arch == "aarch64":  # that of Grace runs on its NVLink switches
         return False
-    states = {gpu.fabric_state for gpu in facts.gpus} - {None}
-    return bool(states - {"Completed"}) if states else bool(facts.nvidia.pci_switches) and facts.nvidia.fabric_manager is False
+    if states := {gpu.fabric_state for gpu in facts.gpus} - {None}:
+        return bool(states - {"Completed"})
+    return bool(facts.nvidia.pci_switches) and facts.nvidia.fabric_manager is False and not facts.container
 
 
 def driver_packages(facts: Facts) -> list[str]:

@@ -24,7 +24,8 @@ def obstacle(facts: Facts, catalog: Catalog) -> Problem | None:
     if board := tegra_without_wheels(facts, catalog):
         return Problem("error", board, id="jetson")
     if not gpus.has_gpu(facts, catalog):
-        if (found := other_accelerators(facts, catalog)) and not others_hidden_from_container(facts) and not amd.gpus(facts, catalog):
+        found = other_accelerators(facts, catalog, computing=True)
+        if found and not others_hidden_from_container(facts) and not amd.gpus(facts, catalog):
             what = f"it has {found} and no GPU of NVIDIA or AMD; what is installed here uses theirs only"
             return Problem("error", what, id="other-accelerators")
         return amd.fault(facts, catalog)
@@ -47,12 +48,13 @@ def tegra_without_wheels(facts: Facts, catalog: Catalog) -> str | None:
     return f"it is a Jetson ({release}), whose GPU runs NVIDIA's own wheels and containers for it, and no build for ARM servers"
 
 
-def other_accelerators(facts: Facts, catalog: Catalog) -> str:
-    """``8 x Intel Gaudi (Habana)``: accelerators that are not used, AMD's next to NVIDIA's among them; empty without any."""
+def other_accelerators(facts: Facts, catalog: Catalog, *, computing: bool = False) -> str:
+    """``8 x Intel Gaudi (Habana)``: accelerators that are not used, AMD's next to NVIDIA's among them; empty without any. ``computing``:
+    without cards for displays."""
     hardware, counted = catalog.hardware(), Counter[str]()
     for each in facts.accelerators.devices:
         known = hardware.accelerator(each.vendor, each.device, each.pci_class, each.memory_mb)
-        if known and (each.vendor != hardware.amd_vendor or gpus.has_gpu(facts, catalog)):
+        if known and not (computing and known.display) and (each.vendor != hardware.amd_vendor or gpus.has_gpu(facts, catalog)):
             counted[known.name] += 1
     return " and ".join(f"{count} x {name}" for name, count in counted.items())
 
@@ -92,54 +94,58 @@ def nvlink_domain(facts: Facts) -> str | None:
 
 def fabric_faults(states: Iterable[tuple[str | None, str | None]]) -> list[str]:
     """What the NVLink fabric says of GPUs, as (state, status), that it has not accepted, each once."""
-    wrong = [
-        f"state {state}, status {status or 'unknown'}"
-        for state, status in states
-        if state and (state != "Completed" or status not in (None, "Success"))
-    ]
-    return list(dict.fromkeys(wrong))
+    wrong = ((state, status) for state, status in states if state and (state != "Completed" or status not in (None, "Success")))
+    return list(dict.fromkeys(f"state {state}, status {status or 'unknown'}" for state, status in wrong))
 
 
 def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition, str]:
     """What holds of a host, as known problems and notes name it, with what they say of it."""
     (vgpus, unlicensed), shm = licensed_vgpus(facts), facts.disk.shm.total_mb
-    ports, hca = _fastest_ports(facts, catalog)
+    ports, unlike = _fastest_ports(facts, catalog)
     roce = [port for port in ports if _kind(port, catalog) == "roce"]
-    models = sorted({gpu.name for gpu in facts.gpus if gpu.name})
-    variables, hsn = facts.environment.variables, [each.name for each in facts.network.interfaces if re.fullmatch(r"hsn\d+", each.name)]
-    (partitioned, instances), amd_gpus = in_mig_mode(facts), amd.gpus(facts, catalog)
+    settings, notes = {**facts.signs.nccl_conf, **facts.environment.variables}, catalog.hardware().notes
+    hsn = [each.name for each in facts.network.interfaces if re.fullmatch(r"hsn\d+", each.name)]
+    (partitioned, instances), amd_gpus, of_amd = in_mig_mode(facts), amd.gpus(facts, catalog), amd.listed(facts, catalog)
+    models = sorted(filter(None, {gpu.name for gpu in facts.gpus} or {gpu.target for gpu in amd_gpus}))
     of_gpus = f"{partitioned} of {len(facts.gpus)} GPUs"
+    passed_through = sum(gpu.virtualization == "Pass-Through" for gpu in facts.gpus) > 1
     found: dict[Condition, object] = {
         "aarch64": facts.arch == "aarch64",
         "accelerators": other_accelerators(facts, catalog),
         "accelerators hidden": others_hidden_from_container(facts),
         "amd": not gpus.has_gpu(facts, catalog) and len(amd_gpus),
+        "amd left out": " and ".join(str(each.target) for each in of_amd if each not in amd_gpus),
         "container": facts.container,
         "efa": active_ports(facts, "efa", catalog),
         "efa plugin": facts.efa_plugin,
         "fabric fault": "; ".join(fabric_faults((gpu.fabric_state, gpu.fabric_status) for gpu in facts.gpus)),
         "gb200": set(facts.nvidia.pci_ids) & set(catalog.hardware().fabric.imex),
         "imex": imex_ready(facts),
+        "gpudirect tcp": gpudirect_tcp(facts, catalog),
         "gpus differ": len(models) > 1 and joined(models),
         "infiniband": [port for port in ports if _kind(port, catalog) == "infiniband"],
         "jetson": facts.tegra and facts.tegra.release,
         "jetson without wheels": tegra_without_wheels(facts, catalog),
         "mig": instances and f"{of_gpus}, with {instances} instances",
         "mig empty": partitioned and not instances and of_gpus,
+        "nccl settings": " and ".join(f"{name}={settings[name]}" for name in notes.nccl_settings if name in settings),
         "nix-ld": facts.os.nix_ld,
         "no avx": facts.arch == "x86_64" and "flags" in facts.cpu.model_fields_set and "avx" not in facts.cpu.flags and facts.cpu.model,
         "nvlink domain": nvlink_domain(facts),
         "omni-path": active_ports(facts, "omni-path", catalog),
-        "opal prefix": " and ".join(f"{name}={variables[name]}" for name in ("OPAL_PREFIX", "HPCX_MPI_DIR") if name in variables),
-        "passed through": sum(gpu.virtualization == "Pass-Through" for gpu in facts.gpus) > 1 and not facts.nvidia.pci_switches,
-        "processor graphics": " and ".join(str(each.target) for each in (facts.amd.gpus if facts.amd else ()) if each not in amd_gpus),
-        "pxn off": "1" in (each.get("NCCL_PXN_DISABLE") for each in (variables, facts.signs.nccl_conf)),
-        "rdma mixed": hca,
+        "opal prefix": " and ".join(f"{name}={settings[name]}" for name in ("OPAL_PREFIX", "HPCX_MPI_DIR") if name in settings),
+        "passed through": passed_through and not facts.nvidia.pci_switches,
+        "pcie only": len(facts.gpus) > 1 and {gpu.compute_capability for gpu in facts.gpus} <= {*notes.pcie_only},
+        "passed through with rdma": passed_through and ports,
+        "processor graphics": " and ".join(str(each.target) for each in (facts.amd.gpus if facts.amd else ()) if each not in of_amd),
+        "pxn off": settings.get("NCCL_PXN_DISABLE") == "1",
+        "rdma management": _management(ports, len(facts.gpus) or len(amd_gpus), facts),
+        "rdma mixed": ",".join(f"{port.device}:{port.port}" for port in unlike),
         "roce": roce,
         "roce without gid": " and ".join(str(port.device) for port in roce if port.roce_v2_gids == []),
         "several hosts": not alone,
         "slingshot": hsn and joined(sorted(hsn)),
-        "small shm": f"{shm:.0f}" if shm is not None and shm < catalog.hardware().notes.shm_mb else None,
+        "small shm": f"{shm:.0f}" if shm is not None and shm < notes.shm_mb else None,
         "vgpu": vgpus,
         "vgpu without licence": unlicensed and f"{unlicensed} of {vgpus}",
         "wsl": wsl(facts),
@@ -153,19 +159,41 @@ def imex_ready(facts: Facts) -> bool:
     return bool(facts.nvidia.imex and facts.nvidia.imex_channels)
 
 
-def _fastest_ports(facts: Facts, catalog: Catalog) -> tuple[list[InfinibandPort], str | None]:
-    """(the fastest active RDMA ports of one kind and vendor, the setting that keeps NCCL and RCCL to them and what it leaves out)"""
-    alike: dict[tuple[str | None, str | None], list[InfinibandPort]] = {}
+def _fastest_ports(facts: Facts, catalog: Catalog) -> tuple[list[InfinibandPort], list[InfinibandPort]]:
+    """(the fastest active RDMA ports of one kind, vendor and speed, those that differ from them in one that is known)"""
+    alike: dict[tuple[str | int | None, ...], list[InfinibandPort]] = {}
     for port in chain(*(active_ports(facts, kind, catalog) for kind in ("infiniband", "omni-path", "roce"))):
-        alike.setdefault((port.link_layer, port.vendor), []).append(port)
-    best, *others = sorted(alike.values(), key=_gbps, reverse=True) or [[]]
-    unlike = [each for each in chain(*others) if each.link_layer != best[0].link_layer or None not in (each.vendor, best[0].vendor)]
-    names, left_out = ([f"{port.device}:{port.port}" for port in ports] for ports in (best, unlike))
-    return best, f"NCCL_IB_HCA=={','.join(names)}, which leaves {joined(left_out)} out" if left_out else None
+        alike.setdefault((port.link_layer, port.vendor, _gbps([port]) or None), []).append(port)
+    if not alike:
+        return [], []
+    best = max(alike, key=lambda traits: _gbps(alike[traits]))
+    unlike = [alike[each] for each in alike if any(len({*pair} - {None}) > 1 for pair in zip(each, best, strict=True))]
+    return alike[best], list(chain(*unlike))
 
 
 def _gbps(ports: Iterable[InfinibandPort]) -> int:
     return sum(int(rate) for port in ports for rate in re.findall(r"^\d{1,6}", port.rate or ""))
+
+
+def _management(ports: list[InfinibandPort], gpu_count: int, facts: Facts) -> str | None:
+    """What shows that some of the RDMA ports alike are for management or storage; two ports are often both the GPUs'."""
+    ssh = facts.network.ssh_connection.interface
+    carriers = [str(port.device) for port in ports if ssh in port.interfaces]
+    if carriers and len(ports) > len(carriers) + 1:
+        return f"{joined(carriers)} carries ssh"
+    return f"{len(ports)} ports for {gpu_count} GPUs" if len(ports) > gpu_count > 1 and len(ports) % gpu_count else None
+
+
+def gpudirect_tcp(facts: Facts, catalog: Catalog) -> str | None:
+    """Google's GPUDirect over TCP for which a virtual machine, or a pod on one, has its network interfaces; None elsewhere."""
+    known = catalog.hardware().gpudirect_tcp
+    names = set() if facts.infiniband else {each.name.removesuffix("f0") for each in facts.network.interfaces}
+    return next((name for name, interfaces in (known.pods if facts.container else known.of).items() if names.issuperset(interfaces)), None)
+
+
+def driver_is_fixed(facts: Facts, catalog: Catalog) -> bool:
+    """Whether the machine around a container, the hypervisor or the cloud's image decides which NVIDIA driver runs there."""
+    return bool(facts.container) or gpus.is_vgpu(facts, catalog) or gpudirect_tcp(facts, catalog) is not None
 
 
 def active_ports(facts: Facts, kind: str, catalog: Catalog) -> list[InfinibandPort]:

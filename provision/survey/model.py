@@ -116,7 +116,7 @@ class System(Section):
     @model_validator(mode="after")
     def _complete(self, info: ValidationInfo) -> System:
         known, alike = _catalog(info).os(), {self.id, *self.id_like}
-        entry = known.distributions.get(self.id)
+        entry = known.distribution(self.id)
         guess = "debian" if alike & {"debian", "ubuntu"} else "rhel" if alike & {"rhel", "fedora", "centos"} else "other"
         family = self.family or (entry.family if entry else guess)
         if entry and self.version and not _is_version(self.version):  # versions of unknown distributions are not compared
@@ -374,12 +374,13 @@ class Program(Section):
 
 
 class Toolkit(Section):
-    """A CUDA toolkit; ``found``: how it was found. Who leaves out whether it has a compiler means that it has."""
+    """A CUDA toolkit; ``path``: its folder, with ``bin/nvcc`` if it has a compiler; ``version``: its CUDA; ``found``: how it was found. In
+    hand-written facts it is the usual one with a compiler."""
 
-    path: str | None = None
+    path: str = "/usr/local/cuda"
     version: Version | None = None
     nvcc: bool = True
-    found: str | None = None
+    found: str = "its facts name it"
 
 
 class CudaToolkits(Section):
@@ -481,7 +482,7 @@ class NetworkFacts(Section):
 
 class InfinibandPort(Section):
     """A port of an InfiniBand, Omni-Path, RoCE or EFA device; ``rate``: as the kernel says it, such as ``100 Gb/sec (4X EDR)``;
-    ``roce_v2_gids``: the indexes of its RoCE v2 addresses, None if unknown."""
+    ``roce_v2_gids``: the indexes of its RoCE v2 addresses, None if unknown; ``interfaces``: the device's network interfaces."""
 
     device: str | None = None
     port: int | None = None
@@ -490,6 +491,7 @@ class InfinibandPort(Section):
     vendor: str | None = None
     rate: str | None = None
     roce_v2_gids: list[int] | None = None
+    interfaces: list[str] = []
 
 
 class Signs(Section):

@@ -103,7 +103,7 @@ def _system(facts: Facts, catalog: Catalog) -> Iterator[Problem]:
 
 def untested_system(system: System, catalog: Catalog) -> str | None:
     """A warning for a system that is accepted and was never tested; None for others."""
-    entry = catalog.os().distributions.get(system.id)
+    entry = catalog.os().distribution(system.id)
     if system.no_wheels(catalog):
         return None
     if system.family == "other":

@@ -144,6 +144,7 @@ def infiniband(machine):
                 "rate": machine.line(folder + "/rate"),
                 "vendor": (machine.line("/sys/class/infiniband/%s/device/vendor" % device) or "")[2:] or None,
                 "roce_v2_gids": roce_v2_gids(machine, folder),
+                "interfaces": machine.listdir("/sys/class/infiniband/%s/device/net" % device),
             }
         )
     return ports

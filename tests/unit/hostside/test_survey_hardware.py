@@ -55,6 +55,7 @@ def test_accelerators_of_other_vendors(tmp_path: Path, files: dict[str, str], ex
         (pci(("1002", "740f", "038000")), 1),  # MI210
         (pci(("1002", "164e", "030000"), mem_info_vram_total="536870912\n"), 0),  # a Ryzen's own graphics
         (pci(("1002", "164e", "030000")), 0),
+        (pci(("1002", "1586", "030000"), mem_info_vram_total="536870912\n"), 1),  # Strix Halo computes in the system's memory
         (pci(("1002", "744c", "030000"), mem_info_vram_total="25753026560\n"), 1),  # Radeon RX 7900 XTX
         (pci(("1002", "1478", "060400")), 0),  # a bridge
     ],
@@ -284,6 +285,7 @@ RDMA = "/sys/class/infiniband"
 def port(device: str, layer: str, vendor: str, **gids: str) -> dict[str, str]:
     folder = f"{RDMA}/{device}/ports/1"
     files = {f"{folder}/state": "4: ACTIVE\n", f"{folder}/link_layer": f"{layer}\n", f"{RDMA}/{device}/device/vendor": f"0x{vendor}\n"}
+    files[f"{RDMA}/{device}/device/net/ens1/flags"] = "0x1003\n"
     return files | {f"{folder}/gid_attrs/types/{name[1:]}": f"{kind}\n" for name, kind in gids.items()}
 
 
@@ -297,7 +299,7 @@ def port(device: str, layer: str, vendor: str, **gids: str) -> dict[str, str]:
 )
 def test_rdma_ports(tmp_path: Path, files: dict[str, str], kind: str, gids: list[int]) -> None:
     found = stated({"infiniband": survey.infiniband(machine(tmp_path, files))})
-    assert [each.roce_v2_gids for each in hardware.active_ports(found, kind, OURS)] == [gids]
+    assert [(each.roce_v2_gids, each.interfaces) for each in hardware.active_ports(found, kind, OURS)] == [(gids, ["ens1"])]
     assert sum(len(hardware.active_ports(found, each, OURS)) for each in ("infiniband", "roce", "efa")) == 1
 
 

@@ -150,6 +150,21 @@ def test_graphics_of_a_processor_and_amds_gpus_next_to_nvidias_are_not_used() ->
     assert any("1 x AMD GPU stay unused" in note for note in made.notes)
 
 
+def test_a_card_that_current_rocm_has_left_does_not_hold_the_others_back() -> None:
+    made = plan_for({"a": amd("gfx906", RX_7900)})
+    assert torches(made) == {"a": "2.14.1+rocm7.2"}
+    assert made.hosts["a"].slots == 1
+    (told,) = (note for note in made.notes if "HIP_VISIBLE_DEVICES" in note)
+    assert "gfx906 next to other AMD GPUs stay unused" in told
+    alone = plan_for({"a": amd("gfx906", "gfx906")})
+    assert torches(alone) == {"a": "2.9.1+rocm6.3"}
+    assert alone.hosts["a"].slots == 2
+    assert not any("HIP_VISIBLE_DEVICES" in note for note in alone.notes)
+    both = plan_for({"a": amd(RX_7900, MI300X)})
+    assert both.hosts["a"].slots == 2
+    assert any(f"its GPUs differ ({RX_7900} and {MI300X})" in note for note in both.notes)
+
+
 def test_images_and_bundles_refuse_what_they_cannot_make() -> None:
     with pytest.raises(UsageError, match="not for AMD's GPUs"):
         bases.base(host_class_of(amd(MI300X), OURS))

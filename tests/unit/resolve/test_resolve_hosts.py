@@ -9,6 +9,7 @@ from invented_hosts import changed, host, plan_for, remedies
 
 from provision.catalog import OURS
 from provision.plan.requirements import Requirements
+from provision.resolve import what_if
 from provision.survey import Facts, gpus
 
 FAILED = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
@@ -100,7 +101,7 @@ def test_a_missing_driver_is_named_with_the_branch_and_the_modules_of_the_gpu(pc
         (with_gpu("10.0", gpu={"fabric_state": "In Progress"}, arch="aarch64"), False),
         (with_gpu("9.0", gpu={"fabric_state": "Completed"}, nvidia={"pci_switches": 4}), False),
         (with_gpu("9.0", gpu={"fabric_state": "In Progress"}, nvidia={"fabric_manager": True}), False),
-        (with_gpu("9.0", gpu={"fabric_state": "In Progress"}, container="lxc"), False),
+        (with_gpu("9.0", gpu={"fabric_state": "In Progress"}, container="lxc"), True),
         (with_gpu("7.0", nvidia={"pci_switches": 6, "fabric_manager": False}), True),
         (with_gpu("8.0", nvidia={"pci_switches": 6, "fabric_manager": False}), True),
         (with_gpu("8.0", nvidia={"pci_switches": 6, "fabric_manager": False}, container="docker"), False),
@@ -121,6 +122,80 @@ def test_a_container_is_told_to_repair_the_driver_of_its_machine() -> None:
     (conflict,) = plan_for({"ct": one}).conflicts
     assert "need the proprietary kernel modules, and the open ones are loaded" in conflict.what
     assert "on the machine of ct, which is a container" in remedies(conflict)[0]
+
+
+def test_a_pods_own_driver_is_taken_out_of_its_image_and_its_machine_left_alone() -> None:
+    own = {"libnvidia-compute-535": "535.230.02-0ubuntu1", "make": "4.3"}
+    pod = changed(with_gpu("8.0"), container="kubernetes", gpus=[], nvidia={"smi_error": MISMATCH}, packages=own)
+    (conflict,) = plan_for({"pod": pod}).conflicts
+    assert "its image has a driver of its own" in conflict.what
+    assert "the loaded module is 580.65.06" in conflict.what
+    assert "(remove libnvidia-compute-535)" in remedies(conflict)[0]
+    assert "reboot pod" not in remedies(conflict)[0]
+    machine = changed(pod, container=None)
+    assert "reboot pod" in remedies(plan_for({"pod": machine}).conflicts[0])[0]
+
+
+def test_the_fabric_of_a_pod_is_set_up_on_its_machine() -> None:
+    pod = with_gpu("9.0", gpu={"fabric_state": "Not Started"}, container="containerd", nvidia={"fabric_manager": False})
+    (conflict,) = plan_for({"pod": pod}).conflicts
+    assert "on the machine of pod, which is a container" in remedies(conflict)[0]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"pci_devices": ["0000:03:00.0"], "pci_ids": ["26b9"]},
+        {"pci_devices": ["0000:03:00.0"], "pci_ids": ["26b9"], "nouveau": True},
+        {
+            "pci_devices": ["0000:03:00.0"],
+            "pci_ids": ["26b9"],
+            "nouveau": True,
+            "module_on_disk": "580.65.06",
+            "smi": "/usr/bin/nvidia-smi",
+        },
+        {"pci_devices": ["0000:03:00.0"], "pci_ids": ["26b9"], "smi": "/usr/bin/nvidia-smi", "smi_error": FAILED},
+    ],
+    ids=["no driver", "nouveau", "nouveau first", "not loaded"],
+)
+def test_secure_boot_is_told_of_wherever_no_driver_is_loaded(found: dict[str, Any]) -> None:
+    fault = gpus.fault(changed(host(), nvidia=found, security={"secure_boot": True}), OURS)
+    assert fault is not None
+    assert "Secure Boot is on" in fault.what
+    assert "mokutil --import" in (fault.hint or "")
+    off = gpus.fault(changed(host(), nvidia=found, security={"secure_boot": False}), OURS)
+    assert off is not None
+    assert "Secure Boot is on" not in off.what
+    assert "mokutil --import" not in (off.hint or "")
+
+
+def test_settings_of_nccl_that_hold_for_every_job_are_named() -> None:
+    set_there = with_gpu("9.0", signs={"nccl_conf": {"NCCL_GRAPH_FILE": "/etc/g.xml", "NCCL_DEBUG": "WARN"}})
+    assert "(NCCL_GRAPH_FILE=/etc/g.xml)" in notes_of(set_there, hosts=1)
+    both = changed(set_there, environment={"variables": {"NCCL_GRAPH_FILE": "/opt/h.xml", "NCCL_IB_DISABLE": "1"}})
+    assert "(NCCL_GRAPH_FILE=/opt/h.xml and NCCL_IB_DISABLE=1)" in notes_of(both, hosts=1)  # NCCL takes variables before its file
+    assert "NCCL's settings" not in notes_of(with_gpu("9.0", signs={"nccl_conf": {"NCCL_DEBUG": "WARN"}}), hosts=1)
+
+
+@pytest.mark.parametrize(
+    ("one", "told"),
+    [
+        (with_gpu("12.0"), True),
+        (with_gpu("8.9"), True),
+        (with_gpu("9.0"), False),
+        (with_gpu("8.6"), False),  # bridges of NVLink are sold for some of them
+        (changed(with_gpu("12.0"), gpus=[{"compute_capability": "12.0"}]), False),
+        (with_gpu("8.9", gpu={"virtualization": "VGPU", "license": "Licensed"}), False),
+    ],
+)
+def test_peer_to_peer_over_pcie_is_left_on_but_where_nccl_hangs(one: Facts, told: bool) -> None:
+    assert ("only where NCCL hangs" in notes_of(one, hosts=1)) == told
+
+
+def test_no_driver_is_proposed_for_the_machine_of_a_container() -> None:
+    old = with_gpu("9.0", "535.183.01", "12.2")
+    assert "support for driver branch 535 ended" in notes_of(old)
+    assert "driver branch" not in notes_of(changed(old, container="kubernetes"))
 
 
 def test_nvswitches_without_a_fabric_manager_are_a_fault_and_one_that_runs_is_waited_for() -> None:
@@ -338,18 +413,69 @@ MELLANOX, ON_BOARD = port("mlx5_0", "15b3", "InfiniBand", 100), [port(f"bnxt_re{
 @pytest.mark.parametrize(
     ("ports", "setting"),
     [
-        ([MELLANOX, *BROADCOM], "NCCL_IB_HCA==bnxt_re0:1,bnxt_re1:1, which leaves mlx5_0:1 out"),
-        ([*ON_BOARD, MELLANOX], "NCCL_IB_HCA==mlx5_0:1, which leaves bnxt_re0:1 and bnxt_re1:1 out"),
+        ([MELLANOX, *BROADCOM], "mlx5_0:1"),
+        ([*ON_BOARD, MELLANOX], "bnxt_re0:1,bnxt_re1:1"),
+        ([*BROADCOM, port("bnxt_re2", "14e4", "Ethernet", 25)], "bnxt_re2:1"),
         ([*BROADCOM, {**MELLANOX, "state": "down"}], None),
         ([BROADCOM[0], {**BROADCOM[1], "vendor": None}], None),
-        ([BROADCOM[0], port("hfi1_0", "8086", "InfiniBand", 100)], "NCCL_IB_HCA==bnxt_re0:1, which leaves hfi1_0:1 out"),
+        ([BROADCOM[0], port("hfi1_0", "8086", "InfiniBand", 100)], "hfi1_0:1"),
         ([{**each, "rate": "unknown"} for each in BROADCOM], None),
+        ([BROADCOM[0], {**BROADCOM[1], "rate": "unknown"}], None),
     ],
 )
-def test_rdma_ports_of_several_vendors_are_told_apart(ports: list[dict[str, Any]], setting: str | None) -> None:
+def test_rdma_ports_of_several_kinds_are_told_apart(ports: list[dict[str, Any]], setting: str | None) -> None:
     notes = notes_of(with_gpu("9.0", infiniband=ports))
-    assert (f": set {setting}, in" in notes) is bool(setting)
+    assert (f": NCCL_IB_HCA=^={setting}, in" in notes) is bool(setting)
     assert ("RDMA ports of several kinds" in notes) is bool(setting)
+
+
+@pytest.mark.parametrize(
+    ("ports", "gpus", "carries_ssh", "told"),
+    [
+        (9, 8, False, "9 ports for 8 GPUs"),
+        (9, 8, True, "mlx5_0 carries ssh"),
+        (8, 8, True, "mlx5_0 carries ssh"),
+        (2, 2, True, None),
+        *((ports, 8, False, None) for ports in (4, 8, 16)),
+        (2, 1, False, None),
+    ],
+)
+def test_rdma_ports_for_management_are_told(ports: int, gpus: int, carries_ssh: bool, told: str | None) -> None:
+    listed = [port(f"mlx5_{number}", "15b3", "Ethernet", 200) for number in range(ports)]
+    listed[0]["interfaces"] = ["eth0"] if carries_ssh else []
+    network = host().network.model_dump() | {"ssh_connection": {"interface": "eth0"}}
+    notes = notes_of(changed(with_gpu("9.0", infiniband=listed, network=network), gpus=[{"compute_capability": "9.0"}] * gpus))
+    assert (f"RDMA: {told}: " in notes) is bool(told)
+    assert ("for management or storage" in notes) is bool(told)
+
+
+@pytest.mark.parametrize(
+    ("names", "container", "told"),
+    [
+        ("enp6s0 enp12s0 enp134s0 enp140s0", None, "TCPX "),
+        ("enp6s0 enp12s0 eno1", None, None),
+        ("eth1 eth2 eth3 eth4", "kubernetes", "TCPX "),
+        ("eth1 eth2 eth3 eth4 eth5 eth6 eth7 eth8", "kubernetes", "TCPXO "),
+        ("eth1 eth2 eth3 eth4", None, None),
+    ],
+)
+def test_the_driver_of_googles_image_is_kept(names: str, container: str | None, told: str | None) -> None:
+    interfaces = [{"name": name, "addresses": ["10.0.0.1/24"]} for name in ("enp0s12", *names.split())]
+    one = changed(with_gpu("9.0", "550.90.07", "12.4"), network={"interfaces": interfaces}, container=container)
+    notes = notes_of(one)
+    assert (f"Google's GPUDirect-{told}" in notes) is bool(told)
+    assert ("NVIDIA's support for driver branch 550 ended" in notes) is not bool(told)
+    hint = what_if.hint({"a": one}, Requirements(), {})
+    assert (hint is not None and "driver" in hint) is not bool(told)
+
+
+def test_intels_cards_for_displays_are_named_and_do_not_prevent_a_plan() -> None:
+    arc = {"devices": [{"vendor": "8086", "device": "56a0", "pci_class": "0300"}], "nodes": []}
+    made = plan_for({"a": changed(host(), accelerators=arc)})
+    torch = made.hosts["a"].torch
+    assert torch
+    assert torch.version.endswith("+cpu")
+    assert any("1 x Intel Arc GPU stay unused" in note for note in made.notes)
 
 
 def test_hosts_on_different_networks_are_told() -> None:
@@ -428,7 +554,7 @@ def test_an_old_system_gets_the_newest_releases_that_its_glibc_carries(os_id: st
     one = changed(with_gpu("8.0", "550.54.14", "12.4"), os={"id": os_id, "version": version, "libc": libc})
     made = plan_for({"a": one})
     planned = made.hosts["a"]
-    assert (planned.torch.version, planned.nccl.version, planned.openmpi.source) == ("2.5.1+cu124", nccl, "source")
+    assert (planned.torch.version, planned.nccl.version, planned.openmpi.source) == ("2.6.0+cu124", nccl, "source")
     assert (planned.root, planned.packages) == (False, ())
     assert any(f"need glibc 2.28, and {os_id} {version} has {libc}" in note for note in made.notes)
 

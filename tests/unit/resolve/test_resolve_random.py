@@ -84,7 +84,7 @@ def looked_at(hosts: dict[str, Facts], seen: list[Any], after: Plan | None = Non
     return made
 
 
-CONFLICT_IDS = {id for kind in get_args(ConflictId) for id in get_args(kind)}
+CONFLICT_IDS = set(get_args(ConflictId))
 
 
 def essence(plan: Plan) -> dict[str, HostPlan]:
