@@ -144,7 +144,8 @@ def check(folder: Path, ranks: int, stalls: Mapping[str, str], others: Sequence[
         for _ in range(5):
             seen = jobs.examined()
             found.update((shape, seen[shape]) for shape in stalls if shape not in found or is_unsure(found[shape]))
-            assert not {shape: seen[shape]["state"] for shape in others if seen[shape]["state"] not in wanted[shape]}
+            alarms = {shape: seen[shape] for shape in others if seen[shape]["state"] not in wanted[shape]}
+            assert not alarms, json.dumps(alarms, indent=1)
             assert all(1 in seen[shape]["suspects"] for shape in others if shape in AT_WORK)
             if not any(map(is_unsure, found.values())):
                 break
