@@ -145,11 +145,10 @@ def ranks_of(processes, pids, run):
 
 
 def clock(pid, tid):
-    """(ticks of the processor, how often it has gone to sleep) of a thread."""
+    """(ticks of the processor, switches) of a thread."""
     fields = read("/proc/%d/task/%d/stat" % (pid, tid)).rpartition(b")")[2].split()
     ticks = int(fields[11]) + int(fields[12]) if len(fields) > 13 else 0
-    sleeps = re.search(rb"\nvoluntary_ctxt_switches:\s*(\d+)", read("/proc/%d/task/%d/status" % (pid, tid)))
-    return ticks, int(sleeps.group(1)) if sleeps else 0
+    return ticks, sum(int(each) for each in re.findall(rb"ctxt_switches:\s*(\d+)", read("/proc/%d/task/%d/status" % (pid, tid))))
 
 
 def threads_of(pid):
@@ -297,10 +296,10 @@ def examined(pid, parent, before, frames, why, passed):
     threads = []
     for tid in threads_of(pid):
         place = "/proc/%d/task/%d/" % (pid, tid)
-        fields, (ticks, sleeps) = read(place + "stat").rpartition(b")")[2].split(), clock(pid, tid)
-        old = before.get(tid, (ticks, sleeps))
+        fields, (ticks, switches) = read(place + "stat").rpartition(b")")[2].split(), clock(pid, tid)
+        old = before.get(tid, (ticks, switches))
         thread = {"tid": tid, "name": text(read(place + "comm").strip()), "state": fields[0].decode() if fields else ""}
-        thread.update(busy=round(max(0, ticks - old[0]) / TICKS / passed, 3), sleeps=max(0, sleeps - old[1]), frames=frames.get(tid, []))
+        thread.update(busy=round(max(0, ticks - old[0]) / TICKS / passed, 3), switches=max(0, switches - old[1]), frames=frames.get(tid, []))
         thread["waits_in"] = text(read(place + "wchan").strip(b"\0 \n0"))
         threads.append(dict(thread, **call_of(pid, tid)))
     tracer = re.search(rb"\nTracerPid:\s*(\d+)", read("/proc/%d/status" % pid))

@@ -23,7 +23,7 @@ from provision.doctor.stall.model import WAITS, Frame, Kind, Place, Rank, Thread
 
 _BUSY = 0.5  # of a core: more is work, and not waiting
 _IDLE = 0.01  # of a core: a rank that goes on uses more
-_MOVES = 4  # sleeps while it was watched: more is a rank that goes on; one that waits or spins has none, or those of a time-out
+_MOVES = 4  # switches while it was watched: more is a rank that goes on; one that waits has none, or those of a time-out
 _LOOKS: tuple[Kind, ...] = ("hidden", "sleep", "client")  # calls of a thread that looks again and again, such as a watchdog
 _IDLE_SERVER: tuple[Kind, ...] = ("lock", "sleep")  # what the other ranks of an idle server do, too
 _MAX_EVIDENCE = 8
@@ -137,8 +137,8 @@ def place_of(host: str, rank: Rank) -> Place:
     # It waits, but looks again and again whether the others are there, as in init_process_group, in all of MPI and of our engine.
     is_ours = thread.busy < _IDLE and any("/collective_core/" in frame.file for frame in thread.frames)
     polls = is_ours or thread.call.endswith("nanosleep") or operation.endswith("_group") or "MPI" in operation
-    gets_on = thread.sleeps > _MOVES and not (polls and kind in WAITS)
-    place.moves = kind == "busy" or (kind != "stopped" and (main.moves or gets_on))
+    spins = kind in WAITS and (polls or thread.busy > _BUSY)
+    place.moves = kind == "busy" or (kind != "stopped" and (main.moves or (thread.switches > _MOVES and not spins)))
     if kind in ("loader", "child"):
         workers = [(each, *_kind(each.threads[0])) for each in rank.processes if each.parent == main.pid]
         for worker, of_worker, what in sorted(workers, key=lambda each: _ORDER.index(each[1]))[:1]:
@@ -147,7 +147,7 @@ def place_of(host: str, rank: Rank) -> Place:
                 f" ({at})" if at else ""
             )
             place.evidence += [f"process {worker.pid}: {each}" for each in _evidence(first)]
-            place.moves = place.moves or first.sleeps > _MOVES
+            place.moves = place.moves or first.switches > _MOVES
     if kind in ("loader", "child", "lock"):
         started = (each for process in rank.processes if process is not main for each in process.threads)
         place.moves = place.moves or any(map(_goes_on, started))
@@ -168,7 +168,7 @@ def _is_busy(thread: Thread) -> bool:
 
 def _goes_on(thread: Thread) -> bool:
     """Whether a thread is at work or gets data, and does not only look again and again whether something has happened."""
-    return _is_busy(thread) or (thread.sleeps > _MOVES and _call(thread)[0] not in _LOOKS)
+    return _is_busy(thread) or (thread.switches > _MOVES and _call(thread)[0] not in _LOOKS)
 
 
 def _call(thread: Thread) -> tuple[Kind, str]:
@@ -264,7 +264,7 @@ def _evidence(thread: Thread) -> Iterator[str]:
         yield f"system call: {thread.call or '?'}{on}; state {thread.state}, in the kernel {thread.waits_in or '?'}"
     if thread.socket:
         yield f"socket: {thread.socket}"
-    yield f"processor: {100 * thread.busy:.0f} % of a core, gone to sleep {thread.sleeps} times"
+    yield f"processor: {100 * thread.busy:.0f} % of a core, {thread.switches} switches"
 
 
 def grouped(places: Iterable[Place]) -> list[list[Place]]:

@@ -31,7 +31,7 @@ class Thread(Answer):
     """A thread: its stack, the innermost call first, and its system call.
 
     Attributes:
-        busy, sleeps: its share of a core while it was watched, and how often it has gone to sleep meanwhile.
+        busy, switches: its share of a core while it was watched, and how often it was given to or taken from a core.
         waits_in: the kernel's function in which it waits.
         target: the file, with its file system, pipe or socket of its system call; ``peer`` and ``socket``: the other end, and all of it.
         holder: the process that holds the lock which it waits for.
@@ -41,7 +41,7 @@ class Thread(Answer):
     name: _Text = ""
     state: _Text = ""
     busy: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
-    sleeps: _Count = 0
+    switches: _Count = 0
     waits_in: _Text = ""
     frames: Annotated[tuple[Frame, ...], Field(max_length=60)] = ()
     call: _Text = ""
