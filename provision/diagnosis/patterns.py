@@ -62,6 +62,11 @@ class Pattern:
         found: Match[bytes] | None = self._latin1.match(text, begin)
         return found
 
+    def match(self, text: str) -> Match[str] | None:
+        """The match at the beginning."""
+        found: Match[str] | None = self._unicode.match(_encodable(text))
+        return found
+
     def replace(self, replacement: str | Callable[[Match[str]], str], text: str) -> str:
         """The text with each match replaced."""
         replaced: str = self._unicode.sub(replacement, _encodable(text))

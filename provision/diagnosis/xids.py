@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from provision.base.problems import SEVERITIES, Severity
 from provision.catalog import Catalog
 from provision.catalog.models import KnownXid
-from provision.diagnosis.patterns import Pattern, latin1
+from provision.diagnosis.patterns import Pattern
 
 ANY = "xid-any"  # the id of the known error that stands for all Xids without an entry of their own
 _NUMBER = Pattern(r"(?i).*?Xid.{0,60}?(?:: |=)(\d{1,4})\b")
@@ -20,7 +20,7 @@ def known(catalog: Catalog) -> Iterator[tuple[int, KnownXid]]:
 
 def judged(lines: Iterable[str], catalog: Catalog) -> tuple[Severity, tuple[str, ...]]:
     """The severity of the Xids in these lines, and a step for each."""
-    numbers = dict.fromkeys(int(found[1]) for line in lines if (found := _NUMBER.at(latin1(line), 0)))
+    numbers = dict.fromkeys(int(found[1]) for line in lines if (found := _NUMBER.match(line)))
     entries = {number: dict(known(catalog)).get(number) for number in numbers}
     unknown = "not in the catalogue: https://docs.nvidia.com/deploy/xid-errors"
     steps = tuple(f"Xid {number}: {f'{xid.meaning}: {xid.remedy}' if xid else unknown}" for number, xid in entries.items())

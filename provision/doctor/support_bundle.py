@@ -15,7 +15,7 @@ from typing import Any
 
 from provision.base.errors import UsageError
 from provision.diagnosis.findings import document
-from provision.diagnosis.patterns import Pattern, latin1
+from provision.diagnosis.patterns import Pattern
 from provision.doctor.host_checks import Examination
 from provision.survey import Facts
 
@@ -70,7 +70,7 @@ class Redactor:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return {key: _HIDDEN if _NAMED.at(latin1(f"{key}=x"), 0) else self.data(each) for key, each in value.items()}
+            return {key: _HIDDEN if _NAMED.match(f"{key}=x") else self.data(each) for key, each in value.items()}
         if isinstance(value, Sequence):
             return [self.data(each) for each in value]
         return value

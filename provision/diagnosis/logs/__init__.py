@@ -57,6 +57,8 @@ def read(names: Sequence[str], catalog: Catalog) -> Reading:
 
 def known_errors(text: str, where: str, catalog: Catalog) -> list[Finding]:
     """The known errors in the output of a program, root causes first. ``where`` names the output in their evidence."""
+    if not text:
+        return []
     scanner = Scanner(catalog)
     scanner.read(io.BytesIO(text.encode(errors="replace")), where)
     return [finding for finding in findings(scanner) if finding.id != UNKNOWN]

@@ -29,7 +29,7 @@ _PREFIX = Pattern(
     r"|[\w.-]+\s+\| |std(?:out|err) [FP] "  # docker compose; CRI
     r"|\[(?:pod/)?[\w.-]+/[\w.-]+(?:/[\w.-]+)?\] "  # kubectl logs --prefix
     r"|#\d{1,4} (?:\d+\.\d+ )?|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\]"  # BuildKit; Hydra
-    r"|slurmstepd: error: pyxis:  |p=\d+ u=\S+ n=\S+ \| "  # what enroot printed; Ansible's own log
+    r"|slurmstepd: error: pyxis:  "  # what enroot printed
     r")|(?:(?:[^\t\n]{1,80}\t){2}\d{4}-[\w:.-]+Z"  # GitHub: job, step
     r"|\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?:\s\d\d[OE]\+?)?"  # the last one: GitLab
     r"|\[\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\]"
@@ -64,8 +64,16 @@ _INFO = Pattern(
     r"|[^\n]{0,100}\b(?:level|lvl|severity)=\W?(?i:info|debug|notice|trace))"
 )
 _DEBUG = Pattern(r"(?:\d[\d/:.,-]*[ \t]+){0,2}[\[|]?(?:DEBUG|TRACE)\b")
-LEVELS: dict[str, Level] = {"DEBUG": "remark", "TRACE": "remark", "INFO": "info", "NOTICE": "info", "WARN": "warning", "WARNING": "warning"}
+_LEVELS: dict[str, Level] = {
+    "DEBUG": "remark",
+    "TRACE": "remark",
+    "INFO": "info",
+    "NOTICE": "info",
+    "WARN": "warning",
+    "WARNING": "warning",
+}
 _MAX_PREFIXES = 8
+_BEFORE_RANKS = frozenset(bytes([letter]) for letter in b"[0123456789")  # what prefixes with a rank begin with
 _TASK = Pattern(r"(?:fatal|failed|ok|changed|skipping): \[[^\]\n]{1,200}\][^{\n]{0,200}=> \{")  # a task's result, as Ansible prints it
 
 
@@ -95,17 +103,18 @@ def clean(raw: bytes) -> Line:
         if found := _PREFIX.at(plain, 0):
             begin = found.end()
             level = "info" if plain.startswith(b"[   ") else level  # the kernel's time: its first 100 seconds, in which drivers probe
-            rank = next((value.decode() for value in found.groups() if value), rank)
+            if plain[:1] in _BEFORE_RANKS:
+                rank = next((value.decode() for value in found.groups() if value), rank)
         elif found := _HEADER.at(plain, 0):
             word, at = next((value.decode(), found.start(number)) for number, value in enumerate(found.groups(), 1) if value)
-            level = LEVELS.get(word, "")
+            level = _LEVELS.get(word, "")
             if not level:  # an error's level stays
                 text = text[at - plain[:at].endswith(b"[") :].strip()
                 break
             begin = found.end()
         elif message := _from_json(text):
             own, word = message
-            level = LEVELS.get(word, level)
+            level = _LEVELS.get(word, level)
         else:
             break
         text = (own or text[begin:]).strip()
@@ -126,7 +135,7 @@ def _from_json(text: str) -> tuple[str, str] | None:
         value = _parsed(text.rstrip(","))
         return (value, "") if isinstance(value, str) and value.strip() else None
     head = ""
-    if task := _TASK.at(latin1(text), 0):
+    if task := _TASK.match(text):
         head, text = text[: task.end() - 1].strip(), text[task.end() - 1 :]
     if text[:1] != "{" or text[-1:] != "}":
         return None
@@ -139,7 +148,7 @@ def _from_json(text: str) -> tuple[str, str] | None:
     said = [each.strip() for key in _TEXT_KEYS if isinstance(each := value.get(key), str) and each.strip()]
     if not said:
         return None
-    head = head or (f"{level}:" if level and level not in LEVELS else "")
+    head = head or (f"{level}:" if level and level not in _LEVELS else "")
     return " ".join((head, *said)).strip(), level
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from provision.base.problems import SEVERITIES, Severity
 from provision.diagnosis import xids
 from provision.diagnosis.findings import UNKNOWN, Evidence, Finding
-from provision.diagnosis.logs.scanner import ORDINARY, PROMPT, Match, Matches, Scanner
+from provision.diagnosis.logs.scanner import ORDINARY, Match, Matches, Scanner
 from provision.diagnosis.patterns import Pattern, latin1
 from provision.diagnosis.signatures import SAYS, Signature, Symptom, all_signatures, error_shapes, fitting
 
@@ -62,7 +62,7 @@ class _Outcome:
         self._end = {file: max((each.first for each in behind if each.file == file), default=0) for file in range(len(scanner.files))}
         symptoms = (matches for name, matches in failures.items() if isinstance(all_signatures()[name], Symptom))
         self._reported = {match.file for matches in symptoms for match in matches.first}
-        self._well, self._lines_of = scanner.went_well, scanner.lines_of
+        self._well = scanner.went_well
 
     def overcame(self, match: Match, severity: Severity = "error") -> bool:
         """Whether the run ended well behind a match, or went on, far where more says that it failed; or warned of it, not last of all."""
@@ -73,10 +73,9 @@ class _Outcome:
         return self.behind("goes-on", match) >= (MANY_STEPS if is_far else STEPS if match.is_certain else 1)
 
     def behind(self, sign: str, match: Match) -> int:
-        """How many different lines with a sign are behind a match and the last failure, up to the next command in a shell."""
-        prompts = (line for line in self._well[PROMPT].get(match.file, {}).values() if line > match.last)
-        lines = range(max(match.last + 1, self._end[match.file]), min(prompts, default=self._lines_of[match.file] + 1))
-        return sum(line in lines for line in self._well[sign].get(match.file, {}).values())
+        """How many different lines with a sign are behind a match and the last failure."""
+        lines = self._well[sign].get(match.file, {}) if sign in self._well else {}
+        return sum(line > match.last and line >= self._end[match.file] for line in lines.values())
 
 
 def _without_superseded(known: Mapping[str, Matches]) -> dict[str, Matches]:
@@ -150,12 +149,11 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         for match in scanner.unknown[shape.id].first
     }
     left = [(shape, match) for shape, match in shape_of.values() if not outcome.overcame(match)]
-    says_enough = ("exception", "reason", "sentence") if begin else SAYS if symptoms else SAYS[:-1]
-    candidates = [
-        (SAYS.index(shape.says), shape.says == "sentence" and not _DETAIL.first(latin1(match.text)), _place(match), match)
-        for shape, match in left
-        if shape.is_certain or (shape.says in says_enough and (begin is None or _place(match) < begin))
-    ]
+    candidates = []
+    for shape, match in left:
+        says = "status" if match.is_header and shape.says in ("reason", "sentence") else shape.says
+        if shape.is_certain or (_place(match) < begin and says not in ("status", "word") if begin else says != "word" or symptoms):
+            candidates.append((SAYS.index(says), says == "sentence" and not _DETAIL.first(latin1(match.text)), _place(match), match))
     candidates = candidates or [(0, False, _place(match), match) for match in symptoms if not named]
     if not candidates:
         return None

@@ -30,7 +30,6 @@ LINES_AT_THE_END = 1000  # among which signs that it went well are looked for
 LONGEST_SIGN = 1000  # bytes of such a line
 KEPT_MATCHES = 100  # of one error; then it is no longer looked for
 ORDINARY = "ordinary"  # lines that call nothing an error, and belong to no message of several lines
-PROMPT = "prompt"  # lines in which a shell gets its next command
 TRACEBACK = b"Traceback (most recent call last)"
 LINES_OF_A_STACK = 80  # on each side of a line of it
 OTHERS_ABOVE, OTHERS_BELOW = 3, 2  # lines that are no frames, and end a stack, looking up or down from one
@@ -45,9 +44,9 @@ ONE_LINE = 200  # bytes; longer lines count as several
 
 @dataclass(frozen=True)
 class Match:
-    """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``.
+    """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``. ``level`` as in `lines.Line`, or "remark".
 
-    ``level``: as in `lines.Line`, or "remark". ``is_certain``: as in `ErrorShape`.
+    ``is_header``: the line announces what the next ones say, which is in ``text``, too. ``is_certain``: as in `ErrorShape`.
     """
 
     file: int
@@ -56,6 +55,7 @@ class Match:
     text: str
     rank: str | None
     level: Level = ""
+    is_header: bool = False
     is_certain: bool = False
 
 
@@ -79,7 +79,6 @@ _FRAME = Pattern(
     r"|Caused by: |\.\.\. \d+ (?:more|common)"
 )
 _LINK = Pattern(r"(?:During handling of|The above exception|The direct cause)[^\n]+:$")  # between two tracebacks
-_PROMPT = Pattern(r"(?:\([\w.-]+\) )*(?:\[?[\w.-]+@[\w.-]+[: ][^\n]{0,100}?[$#] |\$ \S)")
 _BEGINS = Pattern(r"[\w:\[<(+]")
 _Candidate = tuple[int, tuple[bytes, ...]]  # index of a line in its block, and the words of patterns in it
 
@@ -94,7 +93,7 @@ class Scanner:
         known: id of a signature → its matches.
         unknown: id of an error shape → its matches.
         worlds: id of a world that the logs show → its matches.
-        went_well: id of a sign, `ORDINARY` or `PROMPT` → file → those of its last lines that have it, and where each is last.
+        went_well: id of a sign, or `ORDINARY` → file → those of its last lines that have it, and where each is last.
         is_complete: whether every line that might be an error was examined; False where there were very many.
     """
 
@@ -152,9 +151,7 @@ class Scanner:
         alarming = {text.line_at(found.start()) for pattern in error_shapes()[0].patterns for found in text.all(pattern)}
         calm = {index: line for index, line in text.lines.items() if line.level != "warning" and index not in alarming}
         shown["goes-on"].update(index for index, line in calm.items() if line.level == "info")
-        indented = {index for index, (_, line) in enumerate(end) if line[:1].isspace()}
-        shown[ORDINARY] = {index for index, line in calm.items() if _BEGINS.at(line.latin1, 0)} - indented
-        shown[PROMPT] = {index for index, line in text.lines.items() if _PROMPT.at(line.latin1, 0)} - indented
+        shown[ORDINARY] = {index for index, line in calm.items() if _BEGINS.at(line.latin1, 0) and not end[index][1][:1].isspace()}
         opposite = {text.line_at(found.start()) for sign in self._outcomes for one in sign.unless for found in text.all(one)}
         for name, indexes in shown.items():
             self.went_well[name][len(self.files) - 1] = {text.lines[index].latin1: end[index][0] for index in sorted(indexes - opposite)}
@@ -209,7 +206,7 @@ class Scanner:
         for index, words in candidates.items():
             near = block.reduced_near(index)
             for rule in {rule for word in words for rule in self._of_word.get(word, ())}:
-                if not rule.other_words or rule.is_possible(near):
+                if rule.is_possible(near, rule.words[1:]):  # it has a word of the first
                     wanted[rule].append(index)
         block.clean(sorted({index for indexes in wanted.values() for index in indexes}))
         found = [(rule, span) for rule, indexes in wanted.items() for span in block.spans(rule, indexes)]
@@ -231,7 +228,7 @@ class Scanner:
             is_minor = is_remark(text, *kinds) or is_remark(block.below(span.last), "reaction")
             is_minor = is_minor or is_remark(block.stack(span.quoted), "caught", "announced")
             level: Level = "remark" if is_minor else line.level
-            matches.add(Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, is_certain))
+            matches.add(Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain))
 
 
 class _Span(NamedTuple):
@@ -242,6 +239,7 @@ class _Span(NamedTuple):
     candidates: list[int]
     quoted: int
     text: str
+    is_header: bool
 
 
 class _Block:
@@ -281,7 +279,8 @@ class _Block:
         above, frames_above = self._frames(index, is_above=True)
         below, frames_below = self._frames(index, is_above=False)
         own = self.lines[index].latin1
-        return b"\n".join((*reversed(above), own, *below)) if frames_above or frames_below or _FRAME.at(own, 0) else b""
+        is_in_one = frames_above or frames_below or _FRAME.at(own, 0)
+        return b"\n".join((*reversed(above), own, *below)) if is_in_one else b""
 
     def below(self, index: int) -> bytes:
         """The next line, in which the program may say what it does about it."""
@@ -362,26 +361,30 @@ class _Text:
     def line_at(self, offset: int) -> int:
         return self._indexes[bisect_right(self._starts, offset) - 1]
 
-    def quote(self, offset: int) -> tuple[int, str]:
-        """The index of the line there, and what to quote: of a message of several lines that one, with a header what it announces."""
+    def quote(self, offset: int) -> tuple[int, str, bool]:
+        """The index of the line there, what of it to quote (of a message of several lines that one), and whether it is a header."""
         number = bisect_right(self._starts, offset) - 1
         index = self._indexes[number]
         text, at = self.lines[index].text, offset - self._starts[number]
         begin, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
         text = text[begin : end if end >= 0 else len(text)].strip()
         if not text.endswith(":"):
-            return index, text
+            return index, text, False
         following = filter(None, (self.lines[each].text for each in self._indexes[number + 1 : number + 2 + ANNOUNCED_LINES]))
-        return index, " ".join((text, *islice(following, ANNOUNCED_LINES)))[:LONGEST_SIGN]
+        return index, " ".join((text, *islice(following, ANNOUNCED_LINES)))[:LONGEST_SIGN], True
 
 
 def _merged(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Windows in the order of their beginnings, those that overlap as one."""
     merged: list[tuple[int, int]] = []
+    last = -1  # the end of the last one
     for begin, end in windows:
-        if merged and begin <= merged[-1][1]:
-            begin, end = merged[-1][0], max(merged.pop()[1], end)
-        merged.append((begin, end))
+        if begin > last:
+            merged.append((begin, end))
+            last = end
+        elif end > last:
+            merged[-1] = merged[-1][0], end
+            last = end
     return merged
 
 
@@ -394,12 +397,17 @@ class _Rule:
     def __init__(self, number: int, kind: _Kind, id: str, pattern: Pattern, shape: ErrorShape | None = None) -> None:
         self.number, self.kind, self.id, self.pattern, self.shape = number, kind, id, pattern, shape
         self.words = [tuple(word.encode() for word in group) for group in required_words(pattern)]
-        self.other_words = self.words[1:]
         self.begins_on_candidate = kind in ("world", "unknown")
 
-    def is_possible(self, text: bytes) -> bool:
-        """Whether a reduced text with one of the rule's first words has its other words, too."""
-        return all(any(word in text for word in group) for group in self.other_words)
+    def is_possible(self, text: bytes, groups: Sequence[Sequence[bytes]]) -> bool:
+        """Whether a reduced text has one word of each of these groups."""
+        for group in groups:  # no generators: this is done for each candidate
+            for word in group:
+                if word in text:
+                    break
+            else:
+                return False
+        return True
 
     def search(self, text: bytes, begin: int, end: int) -> tuple[int, int, int] | None:
         """(begin, end, where to quote) of the first match."""
@@ -424,9 +432,10 @@ class _Rules:
         rules = [_Rule(number, *each) for number, each in enumerate(made)]
         self._harmless = [rule for rule in rules if rule.kind == "harmless"]
         self.of_word: dict[bytes, list[_Rule]] = defaultdict(list)
-        for rule in (each for each in rules if each.kind != "harmless"):
-            for word in rule.words[0]:
-                self.of_word[word].append(rule)
+        for rule in rules:
+            if rule.kind != "harmless":
+                for word in rule.words[0]:
+                    self.of_word[word].append(rule)
         self.search = WordSearch(self.of_word)
         self._harmless_words = WordSearch(word for rule in self._harmless for group in rule.words for word in group)
 

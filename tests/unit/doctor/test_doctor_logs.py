@@ -364,20 +364,6 @@ def test_what_looks_like_an_error_far_from_the_end_is_an_error_with_a_second_sig
     assert explain(many + ordinary)[0].severity == "error"
 
 
-@pytest.mark.parametrize("output", ["rank 3 of 4: Hello, world", ':::MLLOG {"event_type": "INTERVAL_START", "key": "init_start"}'])
-def test_the_output_of_a_program_shows_that_it_overcame_an_error(explain, output: str) -> None:
-    failed = "[birch:71] pml_ucx.c:273 Error: Failed to create UCP worker\n"
-    assert [each.severity for each in explain(failed)] == ["error"]
-    assert [each.severity for each in explain(failed + output)] == ["note"]
-
-
-def test_what_is_behind_the_next_command_in_a_shell_does_not_count(explain) -> None:
-    failed = "[ada@birch ~]$ ./train\nloader: error: no shard is named\n"
-    queue = "".join(f"node{number} idle\n" for number in range(9))
-    assert [each.severity for each in explain(failed + queue)] == ["note"]
-    assert [each.severity for each in explain(failed + "[ada@birch ~]$ sinfo\n" + queue)] == ["error"]
-
-
 @pytest.mark.parametrize("remark", ["Failed to connect to bus", "sh: 1: numactl: not found", "loader: /data/x: No such file or directory"])
 def test_a_remark_is_an_error_among_the_last_lines_only(explain, remark: str) -> None:
     assert [each.severity for each in explain(remark + "\n")] == ["error"]
