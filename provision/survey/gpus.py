@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Literal
 
 from provision.base.problems import Problem
-from provision.base.text import joined
 from provision.base.versions import key
 from provision.catalog import Catalog
 from provision.survey.model import Facts
@@ -104,7 +103,6 @@ def _remedy(cause: Cause, facts: Facts, catalog: Catalog) -> str:
     known, found = catalog.driver(), capabilities(facts, catalog)
     kind: Literal["open", "proprietary"] = "open" if not found or key(found[0]) >= key(known.modules.open_from) else "proprietary"
     values = {"branch": _branch(facts, found, catalog), "kind": kind, "version": facts.driver and facts.driver.version}
-    values["own"] = joined(driver_packages(facts))
     dropped = known.repairs.dropped if cause in ("not-loaded", "nvml") and known.gpus.last_of(found) else ""
     signed = known.repairs.signed if cause in _NO_MODULE and facts.security.secure_boot else ""
     packages = known.repairs.packages[kind]

@@ -8,8 +8,6 @@ import socket
 from .machine import glibc, section
 
 CONTAINER_MARKS = {"/.dockerenv": "docker", "/run/.containerenv": "podman", "/run/secrets/kubernetes.io": "kubernetes"}
-# The layers of an image below the root: /var/lib/containerd/…, /var/lib/docker/…, /var/lib/containers/storage/… Live systems have others.
-IMAGE_LAYERS = re.compile(r"^\S+ / overlay \S*/(containerd|docker|containers)/", re.M)
 
 
 @section(None)
@@ -26,14 +24,13 @@ def identity(machine):
             fqdn = next((name for name in fields[1:] if "." in name and name.split(".")[0] == short), fqdn)
     machine_id = machine.line("/etc/machine-id") or machine.line("/var/lib/dbus/machine-id")
     marked = next((name for mark, name in CONTAINER_MARKS.items() if machine.exists(mark)), None)
-    layers = IMAGE_LAYERS.search(machine.read("/proc/mounts") or "")  # a pod need not have any file that says so
     return {
         "hostname": hostname,
         "fqdn": fqdn,
         "hosts_file": resolves_to,
         "machine_id": hashlib.sha256(machine_id.encode()).hexdigest()[:16] if machine_id else None,
         "boot_id": machine.line("/proc/sys/kernel/random/boot_id"),
-        "container": marked or machine.line("/run/systemd/container") or (layers and layers.group(1)),
+        "container": marked or machine.line("/run/systemd/container"),
         "arch": os.uname().machine,
     }
 
