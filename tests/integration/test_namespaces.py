@@ -89,6 +89,7 @@ def test_up_again_is_the_same_sandbox_and_other_values_are_refused(pair):
 @pytest.mark.slow
 def test_the_training_job_runs_on_them(pair):
     document = report(good(provision("up", str(pair.inventory), "--json")))
+    assert [host["state"] for host in document["hosts"]] == ["ready", "ready"]
     assert (document["smoke"]["size"], document["smoke"]["ok"]) == (4, True)
 
 
