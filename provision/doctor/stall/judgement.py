@@ -96,7 +96,7 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         rest = f"; {_said(elsewhere)}" if elsewhere else ""
         made.said = f"{_ranks(missing)} {where}; {_others(waiting, len(missing)) if waiting else 'no rank waits for another'}{rest}"
         made.suspects, made.steps = missing, [*_known().steps["missing"], *made.steps]
-    elif not missing and any(place.kind == "client" for place in waiting) and all(place.kind in _IDLE_SERVER for place in suspects):
+    elif not missing and any(place.kind == "client" for place in waiting) and all(map(_is_idle, suspects)):
         made.state, made.suspects, made.steps = "works", [], []
         made.said = f"{_said(places)}: an idle server"
     elif elsewhere and waiting:
@@ -124,6 +124,11 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
     return made
 
 
+def _is_idle(place: Place) -> bool:
+    """Whether it may be a rank of a server that nobody asks: one that waits for a file lock waits for who holds it."""
+    return place.kind in _IDLE_SERVER and place.holder is None
+
+
 def place_of(host: str, rank: Rank) -> Place:
     """Where a rank stands: what its main thread does, and the processes that it waits for."""
     # The first process that runs Python; without one the first that does not only wait for what it has started, as a shell does.
@@ -132,6 +137,7 @@ def place_of(host: str, rank: Rank) -> Place:
     thread = main.threads[0]
     kind, operation = _kind(thread)
     place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=_doing(kind, operation, thread), line=_line(thread))
+    place.holder = thread.holder
     place.at = operation if kind in ("network", "client", "loader", "child") else place.doing
     place.evidence += _evidence(thread)
     # It waits, but looks again and again whether the others are there, as in init_process_group, in all of MPI and of our engine.

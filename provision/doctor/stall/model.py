@@ -91,6 +91,7 @@ class Place(BaseModel):
             ``train.py:88``; empty where no stack was read.
         at: what ranks at the same place have in common: ``doing`` without the peer or the process that they wait for.
         evidence: what shows it, line by line.
+        holder: the process that holds the file lock which it waits for.
         moves: whether it is at work, or went on while it was watched.
     """
 
@@ -102,6 +103,7 @@ class Place(BaseModel):
     at: str = ""
     line: str = ""
     evidence: list[str] = Field(default_factory=list)
+    holder: int | None = None
     moves: bool = False
 
 
