@@ -747,12 +747,12 @@ class OperatingSystems(File, Sourced):
         return next(iter(self.architectures.get(name, ())), name)
 
     def id_of(self, os_id: str) -> str:
-        """By which a distribution is listed: ``rhel`` for ``rocky``; an unknown one is returned unchanged."""
+        """Which listed distribution it is like: ``rocky`` for ``rhel``; another is returned unchanged. Its own entry wins."""
         return next((listed for listed, each in self.distributions.items() if os_id in each.alike), os_id)
 
     def distribution(self, os_id: str) -> Distribution | None:
         """What is listed for a distribution; None for others."""
-        return self.distributions.get(self.id_of(os_id))
+        return self.distributions.get(os_id, self.distributions.get(self.id_of(os_id)))
 
     def pythons(self, os_id: str, version: str) -> tuple[str, ...]:
         """The Pythons in a release's own packages, its default first; empty for releases that are not listed."""

@@ -35,7 +35,7 @@ def _branch(facts: Facts, found: list[str], catalog: Catalog) -> str:
     releases = packages.releases if (packages := known.of(facts.os.id)) else {"": ()}  # others have what the oldest listed one has
     offered = releases.get(facts.os.version, releases.get(facts.os.version.split(".")[0], next(iter(releases.values()))))
     fitting = [each for each in production if (not offered or each in offered) and known.gpus.misfit(each, found) is None]
-    return fitting[-1] if fitting else known.gpus.last_of(found) or production[0]
+    return fitting[-1] if fitting else known.gpus.last_of(found) or [*production, max(known.branches.of, key=int)][0]
 
 
 def has_gpu(facts: Facts, catalog: Catalog) -> bool:
