@@ -70,7 +70,7 @@ class File(Model):
 
 
 Condition = Literal[
-    "aarch64", "accelerators", "accelerators hidden", "amd", "amd left out", "container", "efa", "efa plugin", "fabric fault", "gb200",
+    "aarch64", "accelerators", "accelerators hidden", "amd", "amd left by rocm", "container", "efa", "efa plugin", "fabric fault", "gb200",
     "gpudirect tcp", "gpus differ", "gpus used", "imex", "infiniband", "jetson", "jetson without wheels", "mig", "mig empty",
     "nccl settings", "nix-ld", "no avx", "nvlink domain", "omni-path", "opal prefix", "passed through", "passed through with rdma",
     "pcie only", "processor graphics", "pxn off", "rdma management", "rdma mixed", "roce", "roce without gid", "several hosts", "slingshot",

@@ -506,10 +506,14 @@ def _proposals(host: str, host_classes: HostClasses, requirements: Requirements)
     yield from other_pythons(host_class, names, pythons)
     yield exclude(names)
     for number in range(1, len(host_class.capabilities)):
-        dropped, left = host_class.capabilities[:number], host_class.capabilities[number:]
-        text = f"leave the GPUs of compute capability {joined(dropped)} of {joined(names)} out: a container with the others alone as host"
+        older, left = host_class.capabilities[:number], host_class.capabilities[number:]
+        text = f"leave the GPUs of compute capability {joined(older)} of {joined(names)} out: a container with the others alone as host"
         yield change_classes(text, {host_class: replace(host_class, capabilities=left)}, "gpus")
     if host_class.targets:
+        for dropped in host_class.targets if len(host_class.targets) > 1 else ():
+            others = tuple(each for each in host_class.targets if each != dropped)
+            text = f"leave the {dropped} GPUs of {joined(names)} out: a container with the others alone as host"
+            yield change_classes(text, {host_class: replace(host_class, targets=others)}, "gpus")
         for driver in sorted({each.driver for each in requirements.catalog.pytorch().rocm.of.values()}, key=key):
             if host_class.amdgpu and key(host_class.amdgpu) < key(driver):
                 newer = {host_class: replace(host_class, amdgpu=driver)}

@@ -105,7 +105,7 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
     roce = [port for port in ports if _kind(port, catalog) == "roce"]
     settings, notes = {**facts.signs.nccl_conf, **facts.environment.variables}, catalog.hardware().notes
     hsn = [each.name for each in facts.network.interfaces if re.fullmatch(r"hsn\d+", each.name)]
-    (partitioned, instances), amd_gpus, of_amd = in_mig_mode(facts), amd.gpus(facts, catalog), amd.listed(facts, catalog)
+    (partitioned, instances), amd_gpus = in_mig_mode(facts), amd.gpus(facts, catalog)
     models = sorted(filter(None, {gpu.name for gpu in facts.gpus} or {gpu.target for gpu in amd_gpus}))
     of_gpus = f"{partitioned} of {len(facts.gpus)} GPUs"
     passed_through = sum(gpu.virtualization == "Pass-Through" for gpu in facts.gpus) > 1
@@ -114,7 +114,7 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
         "accelerators": other_accelerators(facts, catalog),
         "accelerators hidden": others_hidden_from_container(facts),
         "amd": not gpus.has_gpu(facts, catalog) and len(amd_gpus),
-        "amd left out": " and ".join(str(each.target) for each in of_amd if each not in amd_gpus),
+        "amd left by rocm": amd.left_by_rocm(facts, catalog),
         "container": facts.container,
         "efa": active_ports(facts, "efa", catalog),
         "efa plugin": facts.efa_plugin,
@@ -137,7 +137,7 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
         "passed through": passed_through and not facts.nvidia.pci_switches,
         "pcie only": len(facts.gpus) > 1 and {gpu.compute_capability for gpu in facts.gpus} <= {*notes.pcie_only},
         "passed through with rdma": passed_through and ports,
-        "processor graphics": " and ".join(str(each.target) for each in (facts.amd.gpus if facts.amd else ()) if each not in of_amd),
+        "processor graphics": " and ".join(str(each.target) for each in (facts.amd.gpus if facts.amd else ()) if each not in amd_gpus),
         "pxn off": settings.get("NCCL_PXN_DISABLE") == "1",
         "rdma management": _management(ports, len(facts.gpus) or len(amd_gpus), facts),
         "rdma mixed": ",".join(f"{port.device}:{port.port}" for port in unlike),

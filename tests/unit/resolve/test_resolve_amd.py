@@ -150,19 +150,20 @@ def test_graphics_of_a_processor_and_amds_gpus_next_to_nvidias_are_not_used() ->
     assert any("1 x AMD GPU stay unused" in note for note in made.notes)
 
 
-def test_a_card_that_current_rocm_has_left_does_not_hold_the_others_back() -> None:
-    made = plan_for({"a": amd("gfx906", RX_7900)})
-    assert torches(made) == {"a": "2.14.1+rocm7.2"}
-    assert made.hosts["a"].slots == 1
-    (told,) = (note for note in made.notes if "HIP_VISIBLE_DEVICES" in note)
-    assert "gfx906 next to other AMD GPUs stay unused" in told
-    alone = plan_for({"a": amd("gfx906", "gfx906")})
-    assert torches(alone) == {"a": "2.9.1+rocm6.3"}
-    assert alone.hosts["a"].slots == 2
-    assert not any("HIP_VISIBLE_DEVICES" in note for note in alone.notes)
-    both = plan_for({"a": amd(RX_7900, MI300X)})
-    assert both.hosts["a"].slots == 2
-    assert any(f"its GPUs differ ({RX_7900} and {MI300X})" in note for note in both.notes)
+def test_cards_that_current_rocm_has_left_stay_used_with_what_runs_all() -> None:
+    made = plan_for({"a": amd(*["gfx906"] * 8, RX_7900)})
+    assert torches(made) == {"a": "2.9.1+rocm6.3"}
+    assert made.hosts["a"].slots == 9
+    assert any("a: 8 x gfx906 next to other AMD GPUs: current ROCm has no code for them" in note for note in made.notes)
+    assert any(f"its GPUs differ ({RX_7900} and gfx906)" in note for note in made.notes)
+    for alike in (amd("gfx906", "gfx906"), amd(RX_7900, MI300X), changed(nvidia(), amd=amd("gfx906", RX_7900).model_dump()["amd"])):
+        assert not any("next to other AMD GPUs" in note for note in plan_for({"a": alike}).notes)
+
+
+def test_cards_that_no_build_has_code_for_besides_others_are_to_be_left_out() -> None:
+    (conflict,) = plan_for({"a": amd(RX_580, RX_7900, RX_7900)}).conflicts
+    assert f"leave the {RX_580} GPUs of a out: a container with the others alone as host" in remedies(conflict)
+    assert not any(f"leave the {RX_7900} GPUs" in each for each in remedies(conflict))
 
 
 def test_images_and_bundles_refuse_what_they_cannot_make() -> None:
