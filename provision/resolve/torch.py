@@ -229,8 +229,10 @@ def _all_rejections(version: str, host_classes: HostClasses, pythons: Interprete
             reason = f"PyTorch {version} has no wheel for Python {python}"
             lifted_by = _fitting_python(release, host_class, requirements)
             found.append(Rejected(candidate, reason, id="python", host=names[0], lifted_by=lifted_by))
-        if not builds and host_class.lacks_libc(release.libc):
-            reason = f"the wheels of PyTorch {version} need glibc {release.libc}, and {host_class.system} has {host_class.libc}"
+        of_arch = (build.libc for build in release.builds.values() if host_class.cuda and host_class.arch in build.code)
+        libc = min((each or release.libc for each in of_arch), key=key, default=release.libc)
+        if not builds and host_class.lacks_libc(libc):
+            reason = f"the wheels of PyTorch {version} need glibc {libc}, and {host_class.system} has {host_class.libc}"
             found.append(Rejected(candidate, reason, id="too new", host=names[0], lifted_by="a newer system, or a container with one"))
         elif not builds and host_class.targets:
             found.append(_rejected_for_amd(version, release, host_class, names[0]))
@@ -400,13 +402,18 @@ def _with_same_nccl(version: str, host_classes: HostClasses, requirements: Requi
 def _rejected_builds(version: str, chosen: str, host_class: HostClass) -> Iterator[Rejected]:
     """The other builds of the chosen release."""
     release = host_class.catalog.pytorch().releases.get(version)
-    for cuda, build in release.builds.items() if release else ():
+    if release is None:
+        return
+    for cuda, build in release.builds.items():
+        libc = build.libc or release.libc
         if _tag(cuda) == chosen:
             continue
         if host_class.cuda is None:
             cause = host_class.cuda_why
         elif not host_class.runs(cuda):
             cause = f"newer than the driver's CUDA {host_class.cuda}"
+        elif host_class.lacks_libc(libc):
+            cause = f"it needs glibc {libc}, and there is {host_class.libc}"
         elif not _has_code(build.code.get(host_class.arch), host_class, ptx=host_class.runs_natively(cuda)):
             cause = f"it has no code for compute capability {', '.join(host_class.capabilities)} on {host_class.arch}"
         elif _kept(version, chosen, host_class):
@@ -416,7 +423,7 @@ def _rejected_builds(version: str, chosen: str, host_class: HostClass) -> Iterat
         else:
             cause = f"{chosen} fits the driver better, or fits the other hosts, too: ranks need the same NCCL inside"
         yield Rejected(f"torch=={version}+{_tag(cuda)}", cause)
-    for rocm in release.rocm if release and host_class.targets else ():
+    for rocm in release.rocm if host_class.targets else ():
         if ROCM + rocm != chosen:
             weak, misfit = host_class.catalog.pytorch().rocm.of[rocm].weak, _misfit(rocm, host_class)
             cause = misfit.cause if misfit else f"weak evidence: {weak}" if weak else f"{chosen} is newer, or an earlier run chose it"
