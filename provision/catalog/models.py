@@ -288,8 +288,9 @@ class Tegra(Sourced):
 
 
 class GpudirectTcp(Sourced):
-    """Google's GPUDirect over TCP → the network interfaces that its machines, and ``pods`` on them, have for it."""
+    """Google's GPUDirect over TCP → the network interfaces that its machines with such GPUs, and ``pods`` on them, have for it."""
 
+    capability: Capability
     of: dict[Text, tuple[Word, ...]]
     pods: dict[Text, tuple[Word, ...]]
 

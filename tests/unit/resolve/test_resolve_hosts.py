@@ -436,7 +436,7 @@ def test_rdma_ports_of_several_kinds_are_told_apart(ports: list[dict[str, Any]],
         (9, 8, True, "mlx5_0 carries ssh"),
         (8, 8, True, "mlx5_0 carries ssh"),
         (2, 2, True, None),
-        *((ports, 8, False, None) for ports in (4, 8, 16)),
+        *((ports, 8, False, None) for ports in (4, 8, 11, 16)),
         (2, 1, False, None),
     ],
 )
@@ -450,12 +450,34 @@ def test_rdma_ports_for_management_are_told(ports: int, gpus: int, carries_ssh: 
 
 
 @pytest.mark.parametrize(
+    "more",
+    [
+        {"container": "kubernetes"},
+        {"nvidia": {"pci_devices": [f"0000:{number}1:00.0" for number in range(8)]}},
+        {"signs": {"nccl_conf": {"NCCL_IB_HCA": "mlx5"}}},
+    ],
+)
+def test_rdma_ports_are_not_counted_against_a_part_of_the_gpus_nor_where_they_are_named(more: dict[str, Any]) -> None:
+    ports = [port(f"mlx5_{number}", "15b3", "Ethernet", 200) for number in range(5)]
+    one = changed(with_gpu("9.0", infiniband=ports), gpus=[{"compute_capability": "9.0"}] * 4)
+    assert "RDMA: 5 ports for 4 GPUs: " in notes_of(one)
+    assert "for management or storage" not in notes_of(changed(one, more))
+
+
+def test_rdma_ports_of_several_kinds_are_not_told_where_they_are_named() -> None:
+    one = with_gpu("9.0", infiniband=[MELLANOX, *BROADCOM, {**MELLANOX, "device": None}, {**MELLANOX, "device": "mlx5_2", "port": None}])
+    assert ": NCCL_IB_HCA=^=mlx5_0:1,mlx5_2:1, in" in notes_of(one)
+    assert "RDMA ports of several kinds" not in notes_of(changed(one, environment={"variables": {"NCCL_IB_HCA": "bnxt"}}))
+
+
+@pytest.mark.parametrize(
     ("names", "container", "told"),
     [
         ("enp6s0 enp12s0 enp134s0 enp140s0", None, "TCPX "),
         ("enp6s0 enp12s0 eno1", None, None),
         ("eth1 eth2 eth3 eth4", "kubernetes", "TCPX "),
         ("eth1 eth2 eth3 eth4 eth5 eth6 eth7 eth8", "kubernetes", "TCPXO "),
+        ("enp6s0 enp12s0 enp134s0 enp140s0", "docker", "TCPX "),
         ("eth1 eth2 eth3 eth4", None, None),
     ],
 )
@@ -467,6 +489,11 @@ def test_the_driver_of_googles_image_is_kept(names: str, container: str | None, 
     assert ("NVIDIA's support for driver branch 550 ended" in notes) is not bool(told)
     hint = what_if.hint({"a": one}, Requirements(), {})
     assert (hint is not None and "driver" in hint) is not bool(told)
+
+
+def test_other_gpus_have_no_gpudirect_over_tcp() -> None:
+    interfaces = [{"name": f"eth{number}", "addresses": [f"10.0.{number}.1/24"]} for number in range(5)]
+    assert "GPUDirect-TCPX " not in notes_of(changed(with_gpu("8.0"), network={"interfaces": interfaces}, container="kubernetes"))
 
 
 def test_intels_cards_for_displays_are_named_and_do_not_prevent_a_plan() -> None:
