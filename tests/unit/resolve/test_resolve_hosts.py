@@ -132,6 +132,11 @@ def test_a_pods_own_driver_is_taken_out_of_its_image_and_its_machine_left_alone(
     assert "the loaded module is 580.65.06" in conflict.what
     assert "(remove libnvidia-compute-535)" in remedies(conflict)[0]
     assert "reboot pod" not in remedies(conflict)[0]
+    (conflict,) = plan_for({"ct": changed(pod, container="lxc")}).conflicts
+    assert "the driver's libraries in its container are not of the machine's version" in conflict.what
+    assert remedies(conflict)[0].startswith("install the driver's libraries of version 580.65.06, the machine's, in the container")
+    by_installer = plan_for({"ct": changed(pod, container="lxc", packages={}, nvidia={"smi_error": MISMATCH, "runfile": True})}).conflicts
+    assert "instead of what NVIDIA's installer put there" in remedies(by_installer[0])[0]
     machine = changed(pod, container=None)
     assert "reboot pod" in remedies(plan_for({"pod": machine}).conflicts[0])[0]
 
@@ -551,6 +556,9 @@ def test_gpus_that_are_passed_through_to_a_virtual_machine_may_not_reach_each_ot
     guest = with_gpu("6.0", gpu={"virtualization": "Pass-Through"})
     assert "NCCL_P2P_DISABLE=1" in notes_of(guest, hosts=1)
     assert "NCCL_P2P_DISABLE=1" not in notes_of(changed(guest, gpus=[{"compute_capability": "6.0", "virtualization": "None"}] * 2))
+    with_rdma = changed(guest, infiniband=[MELLANOX])
+    assert "set NCCL_TOPO_FILE to" in notes_of(with_rdma)
+    assert "set NCCL_TOPO_FILE to" not in notes_of(changed(with_rdma, signs={"nccl_conf": {"NCCL_TOPO_FILE": "/opt/topo.xml"}}))
     nvswitch = {"pci_switches": 6, "fabric_manager": True}
     assert "NCCL_P2P_DISABLE=1" not in notes_of(changed(guest, nvidia=nvswitch))
 
