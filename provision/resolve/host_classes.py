@@ -368,8 +368,7 @@ def _of_the_user(path: str, home: str | None) -> bool:
 
 
 def _nvidia_system(os_id: str, version: str, catalog: Catalog) -> str | None:
-    systems = catalog.cuda_repositories().systems
-    template = systems.get(os_id, systems.get(catalog.os().id_of(os_id)))
+    template = catalog.cuda_repositories().systems.get(os_id) or catalog.cuda_repositories().systems.get(catalog.os().id_of(os_id))
     return template.format(version=version.replace(".", ""), major=version.split(".")[0]) if template else None
 
 

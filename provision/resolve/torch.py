@@ -402,18 +402,15 @@ def _with_same_nccl(version: str, host_classes: HostClasses, requirements: Requi
 def _rejected_builds(version: str, chosen: str, host_class: HostClass) -> Iterator[Rejected]:
     """The other builds of the chosen release."""
     release = host_class.catalog.pytorch().releases.get(version)
-    if release is None:
-        return
-    for cuda, build in release.builds.items():
-        libc = build.libc or release.libc
+    for cuda, build in release.builds.items() if release else ():
         if _tag(cuda) == chosen:
             continue
         if host_class.cuda is None:
             cause = host_class.cuda_why
         elif not host_class.runs(cuda):
             cause = f"newer than the driver's CUDA {host_class.cuda}"
-        elif host_class.lacks_libc(libc):
-            cause = f"it needs glibc {libc}, and there is {host_class.libc}"
+        elif release and host_class.lacks_libc(build.libc or release.libc):
+            cause = f"it needs a newer glibc than {host_class.libc}"
         elif not _has_code(build.code.get(host_class.arch), host_class, ptx=host_class.runs_natively(cuda)):
             cause = f"it has no code for compute capability {', '.join(host_class.capabilities)} on {host_class.arch}"
         elif _kept(version, chosen, host_class):
@@ -423,7 +420,7 @@ def _rejected_builds(version: str, chosen: str, host_class: HostClass) -> Iterat
         else:
             cause = f"{chosen} fits the driver better, or fits the other hosts, too: ranks need the same NCCL inside"
         yield Rejected(f"torch=={version}+{_tag(cuda)}", cause)
-    for rocm in release.rocm if host_class.targets else ():
+    for rocm in release.rocm if release and host_class.targets else ():
         if ROCM + rocm != chosen:
             weak, misfit = host_class.catalog.pytorch().rocm.of[rocm].weak, _misfit(rocm, host_class)
             cause = misfit.cause if misfit else f"weak evidence: {weak}" if weak else f"{chosen} is newer, or an earlier run chose it"
@@ -513,14 +510,10 @@ def _proposals(host: str, host_classes: HostClasses, requirements: Requirements)
     yield from other_pythons(host_class, names, pythons)
     yield exclude(names)
     for number in range(1, len(host_class.capabilities)):
-        older, left = host_class.capabilities[:number], host_class.capabilities[number:]
-        text = f"leave the GPUs of compute capability {joined(older)} of {joined(names)} out: a container with the others alone as host"
+        dropped, left = host_class.capabilities[:number], host_class.capabilities[number:]
+        text = f"leave the GPUs of compute capability {joined(dropped)} of {joined(names)} out: a container with the others alone as host"
         yield change_classes(text, {host_class: replace(host_class, capabilities=left)}, "gpus")
     if host_class.targets:
-        for dropped in host_class.targets if len(host_class.targets) > 1 else ():
-            others = tuple(each for each in host_class.targets if each != dropped)
-            text = f"leave the {dropped} GPUs of {joined(names)} out: a container with the others alone as host"
-            yield change_classes(text, {host_class: replace(host_class, targets=others)}, "gpus")
         for driver in sorted({each.driver for each in requirements.catalog.pytorch().rocm.of.values()}, key=key):
             if host_class.amdgpu and key(host_class.amdgpu) < key(driver):
                 newer = {host_class: replace(host_class, amdgpu=driver)}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from provision.base.problems import Problem
-from provision.base.versions import key
 from provision.catalog import Catalog
 from provision.survey.model import AmdGpu, Facts
 
@@ -37,13 +34,6 @@ def gpus(facts: Facts, catalog: Catalog) -> list[AmdGpu]:
         if known.accelerator(each.vendor, each.device, each.pci_class, each.memory_mb) is None
     }
     return [each for each in (facts.amd.gpus if facts.amd else []) if each.address not in graphics]
-
-
-def left_by_rocm(facts: Facts, catalog: Catalog) -> str:
-    """``8 x gfx906``: GPUs that the newest ROCm has no code for, next to others that it has code for; empty without both."""
-    builds, counted = catalog.pytorch().rocm.of, Counter(str(each.target) for each in gpus(facts, catalog))
-    left = sorted(counted.keys() - {*builds[max(builds, key=key)].code})
-    return " and ".join(f"{counted[each]} x {each}" for each in left) if len(left) < len(counted) else ""
 
 
 def fault(facts: Facts, catalog: Catalog) -> Problem | None:

@@ -14,8 +14,7 @@ from provision.survey.model import Facts
 
 Cause = Literal[
     "no-driver", "not-loaded", "nouveau", "version-mismatch", "installed-twice", "nvml", "misfit", "open-modules", "proprietary-modules",
-    "no-devices", "no-fabric-manager", "silent", "vgpu", "unsigned", "nouveau-first", "gpu-lost", "driver-in-image",
-    "driver-in-container",
+    "no-devices", "no-fabric-manager", "silent", "vgpu", "unsigned", "nouveau-first", "gpu-lost", "driver-in-image", "driver-in-container",
 ]  # fmt: skip
 
 # Messages of nvidia-smi and NVML.

@@ -107,6 +107,8 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
     hsn = [each.name for each in facts.network.interfaces if re.fullmatch(r"hsn\d+", each.name)]
     (partitioned, instances), amd_gpus = in_mig_mode(facts), amd.gpus(facts, catalog)
     models = sorted(filter(None, {gpu.name for gpu in facts.gpus} or {gpu.target for gpu in amd_gpus}))
+    rocm, targets = catalog.pytorch().rocm.of, Counter(str(gpu.target) for gpu in amd_gpus)
+    left_by_rocm = sorted(targets.keys() - {*rocm[max(rocm, key=key)].code})
     of_gpus = f"{partitioned} of {len(facts.gpus)} GPUs"
     passed_through = sum(gpu.virtualization == "Pass-Through" for gpu in facts.gpus) > 1
     found: dict[Condition, object] = {
@@ -114,7 +116,7 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
         "accelerators": other_accelerators(facts, catalog),
         "accelerators hidden": others_hidden_from_container(facts),
         "amd": not gpus.has_gpu(facts, catalog) and len(amd_gpus),
-        "amd left by rocm": amd.left_by_rocm(facts, catalog),
+        "amd left by rocm": len(left_by_rocm) < len(targets) and " and ".join(f"{targets[each]} x {each}" for each in left_by_rocm),
         "container": facts.container,
         "efa": active_ports(facts, "efa", catalog),
         "efa plugin": facts.efa_plugin,
@@ -176,24 +178,22 @@ def _gbps(ports: Iterable[InfinibandPort]) -> int:
 
 
 def _management(ports: list[InfinibandPort], facts: Facts, catalog: Catalog) -> str | None:
-    """What shows that some of the RDMA ports alike are for management or storage; two ports are often both the GPUs'. By their number it
-    is told only where all GPUs of the machine are known, and of one or two ports more."""
+    """What shows that some of the RDMA ports alike are for management or storage; two ports are often both the GPUs'."""
     ssh = facts.network.ssh_connection.interface
     carriers = [port.device for port in ports if port.device and ssh in port.interfaces]
     if carriers and len(ports) > len(carriers) + 1:
         return f"{joined(carriers)} carries ssh"
     gpu_count = len(facts.gpus) or len(amd.gpus(facts, catalog))
-    whole = not facts.container and gpu_count >= max(2, len(facts.nvidia.pci_devices) or amd.on_bus(facts, catalog))
-    more = len(ports) - gpu_count
-    return f"{len(ports)} ports for {gpu_count} GPUs" if whole and more in (1, 2) and len(ports) % gpu_count else None
+    all_listed = not facts.container and gpu_count >= max(2, len(facts.nvidia.pci_devices) or amd.on_bus(facts, catalog))
+    few_more = len(ports) - gpu_count in (1, 2) and len(ports) % gpu_count
+    return f"{len(ports)} ports for {gpu_count} GPUs" if all_listed and few_more else None
 
 
 def gpudirect_tcp(facts: Facts, catalog: Catalog) -> str | None:
     """Google's GPUDirect over TCP for which a virtual machine, or a pod on one, has its network interfaces; None elsewhere."""
     known = catalog.hardware().gpudirect_tcp
-    if facts.infiniband or known.capability not in gpus.capabilities(facts, catalog):
-        return None
-    names = {each.name.removesuffix("f0") for each in facts.network.interfaces}
+    possible = not facts.infiniband and known.capability in gpus.capabilities(facts, catalog)
+    names = {each.name.removesuffix("f0") for each in facts.network.interfaces if possible}
     tables = (known.of, known.pods) if facts.container else (known.of,)  # a container may have the machine's network
     return next((name for each in tables for name, interfaces in each.items() if names.issuperset(interfaces)), None)
 

@@ -160,12 +160,6 @@ def test_cards_that_current_rocm_has_left_stay_used_with_what_runs_all() -> None
         assert not any("next to other AMD GPUs" in note for note in plan_for({"a": alike}).notes)
 
 
-def test_cards_that_no_build_has_code_for_besides_others_are_to_be_left_out() -> None:
-    (conflict,) = plan_for({"a": amd(RX_580, RX_7900, RX_7900)}).conflicts
-    assert f"leave the {RX_580} GPUs of a out: a container with the others alone as host" in remedies(conflict)
-    assert not any(f"leave the {RX_7900} GPUs" in each for each in remedies(conflict))
-
-
 def test_images_and_bundles_refuse_what_they_cannot_make() -> None:
     with pytest.raises(UsageError, match="not for AMD's GPUs"):
         bases.base(host_class_of(amd(MI300X), OURS))
