@@ -185,8 +185,8 @@ def _management(ports: list[InfinibandPort], facts: Facts, catalog: Catalog) -> 
         return f"{joined(carriers)} carries ssh"
     gpu_count = len(facts.gpus) or len(amd.gpus(facts, catalog))
     all_listed = not facts.container and gpu_count >= max(2, len(facts.nvidia.pci_devices) or amd.on_bus(facts, catalog))
-    few_more = len(ports) - gpu_count in (1, 2) and len(ports) % gpu_count
-    return f"{len(ports)} ports for {gpu_count} GPUs" if all_listed and few_more else None
+    few_more = len(ports) - gpu_count in (1, 2)
+    return f"{len(ports)} ports for {gpu_count} GPUs" if all_listed and few_more and len(ports) % gpu_count else None
 
 
 def gpudirect_tcp(facts: Facts, catalog: Catalog) -> str | None:
