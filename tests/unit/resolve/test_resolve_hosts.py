@@ -507,7 +507,7 @@ def test_intels_cards_for_displays_are_named_and_do_not_prevent_a_plan() -> None
     torch = made.hosts["a"].torch
     assert torch
     assert torch.version.endswith("+cpu")
-    assert any("1 x Intel Arc GPU stay unused" in note for note in made.notes)
+    assert any("1 x Intel Arc GPU unused:" in note for note in made.notes)
 
 
 def test_hosts_on_different_networks_are_told() -> None:
