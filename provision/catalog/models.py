@@ -70,7 +70,7 @@ class File(Model):
 
 
 Condition = Literal[
-    "aarch64", "accelerators", "accelerators hidden", "amd", "amd left out", "container", "efa", "efa plugin", "fabric fault", "gb200",
+    "aarch64", "accelerators", "accelerators hidden", "amd", "amd left by rocm", "container", "efa", "efa plugin", "fabric fault", "gb200",
     "gpudirect tcp", "gpus differ", "gpus used", "imex", "infiniband", "jetson", "jetson without wheels", "mig", "mig empty",
     "nccl settings", "nix-ld", "no avx", "nvlink domain", "omni-path", "opal prefix", "passed through", "passed through with rdma",
     "pcie only", "processor graphics", "pxn off", "rdma management", "rdma mixed", "roce", "roce without gid", "several hosts", "slingshot",
@@ -288,8 +288,9 @@ class Tegra(Sourced):
 
 
 class GpudirectTcp(Sourced):
-    """Google's GPUDirect over TCP → the network interfaces that its machines, and ``pods`` on them, have for it."""
+    """Google's GPUDirect over TCP → the network interfaces that its machines with such GPUs, and ``pods`` on them, have for it."""
 
+    capability: Capability
     of: dict[Text, tuple[Word, ...]]
     pods: dict[Text, tuple[Word, ...]]
 
@@ -747,12 +748,12 @@ class OperatingSystems(File, Sourced):
         return next(iter(self.architectures.get(name, ())), name)
 
     def id_of(self, os_id: str) -> str:
-        """By which a distribution is listed: ``rhel`` for ``rocky``; an unknown one is returned unchanged."""
+        """Which listed distribution it is like: ``rocky`` for ``rhel``; another is returned unchanged. Its own entry wins."""
         return next((listed for listed, each in self.distributions.items() if os_id in each.alike), os_id)
 
     def distribution(self, os_id: str) -> Distribution | None:
         """What is listed for a distribution; None for others."""
-        return self.distributions.get(self.id_of(os_id))
+        return self.distributions.get(os_id, self.distributions.get(self.id_of(os_id)))
 
     def pythons(self, os_id: str, version: str) -> tuple[str, ...]:
         """The Pythons in a release's own packages, its default first; empty for releases that are not listed."""

@@ -118,8 +118,8 @@ def _release(system: str, driver: str, cuda: str | None, catalog: Catalog) -> st
 
 def _system(host_class: HostClass) -> str:
     known = host_class.catalog.images()
-    name = host_class.catalog.os().id_of(host_class.os_id)  # images for RHEL and kin are Rocky's, which is binary compatible
-    for system in (f"{name} {host_class.os_version}", f"{name} {host_class.os_version.split('.')[0]}"):
+    names = (host_class.os_id, host_class.catalog.os().id_of(host_class.os_id))  # for RHEL and kin Rocky's, which is binary compatible
+    for system in (f"{name} {version}" for name in names for version in (host_class.os_version, host_class.os_version.split(".")[0])):
         if system in known.distributions.images:
             return system
     hint = f"name a system instead of hosts: --os with one of {', '.join(map(short, known.distributions.images))}"

@@ -191,7 +191,7 @@ def _branch(host: _Host, requested: str) -> tuple[str, tuple[Rejected, ...]]:
     if not capabilities and requested == AUTO:
         ids = f" (PCI device {joined([f'10de:{each}' for each in host.facts.nvidia.pci_ids])})" if host.facts.nvidia.pci_ids else ""
         what = f"which GPUs it has is not known{ids}, so that no branch of the driver can be chosen for them"
-        longest = [each for each in production if each in offered][-1]
+        longest = [*sorted(offered, key=int), *(each for each in production if each in offered)][-1]
         by_name = change_requirements(f"name a branch that supports them: --driver {longest}", driver=longest)
         raise host.conflict("driver-gpus-unknown", what, by_name)
     rejected = []

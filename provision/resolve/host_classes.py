@@ -191,6 +191,8 @@ def host_class_of(facts: Facts, catalog: Catalog, kept_builds: tuple[tuple[str, 
     cuda, cuda_why = _cuda(facts, catalog) if fault is None else (None, fault.what)
     python, other_pythons = _interpreters(facts, catalog)
     root = facts.user.can_become
+    known = facts.cuda.toolkits  # without what does not tell classes apart
+    toolkits = [Toolkit(path=each.path, version=each.version and minor(each.version), nvcc=each.nvcc, found=each.found) for each in known]
     amd_gpus = [] if gpus.has_gpu(facts, catalog) or amd.hidden_from_container(facts) else amd.gpus(facts, catalog)
     return HostClass(
         os_id=system.id,
@@ -202,7 +204,7 @@ def host_class_of(facts: Facts, catalog: Catalog, kept_builds: tuple[tuple[str, 
         cuda=cuda,
         cuda_why=cuda_why,
         driver_too_old=gpus.has_gpu(facts, catalog) and cuda is None and fault is None and bool(facts.driver and facts.driver.version),
-        toolkits=None if cuda is None or (not facts.cuda.toolkits and "cuda" in facts.missing) else tuple(facts.cuda.toolkits),
+        toolkits=None if cuda is None or (not known and "cuda" in facts.missing) else tuple(toolkits),
         capabilities=tuple(gpus.capabilities(facts, catalog) if gpus.has_gpu(facts, catalog) else ()),
         python=python,
         other_pythons=other_pythons,
@@ -366,7 +368,7 @@ def _of_the_user(path: str, home: str | None) -> bool:
 
 
 def _nvidia_system(os_id: str, version: str, catalog: Catalog) -> str | None:
-    template = catalog.cuda_repositories().systems.get(catalog.os().id_of(os_id))
+    template = catalog.cuda_repositories().systems.get(os_id) or catalog.cuda_repositories().systems.get(catalog.os().id_of(os_id))
     return template.format(version=version.replace(".", ""), major=version.split(".")[0]) if template else None
 
 

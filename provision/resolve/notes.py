@@ -78,7 +78,7 @@ def _on_unused_gpus(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass
 
     unused = grouped((class_of[name].cuda_why, name) for name in sorted(facts) if has_gpus(facts[name]) and not class_of[name].uses_gpus)
     count = {why: sum(len(facts[name].gpus or amd.gpus(facts[name], catalog)) for name in names) for why, names in unused.items()}
-    return [f"{joined(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]
+    return [f"{joined(names)}: unused GPUs ({count[why] or 'all'}): {why}" for why, names in unused.items()]
 
 
 def _on_hosts_without_gpus(class_of: Mapping[str, HostClass]) -> Iterator[str]:

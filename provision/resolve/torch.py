@@ -229,8 +229,10 @@ def _all_rejections(version: str, host_classes: HostClasses, pythons: Interprete
             reason = f"PyTorch {version} has no wheel for Python {python}"
             lifted_by = _fitting_python(release, host_class, requirements)
             found.append(Rejected(candidate, reason, id="python", host=names[0], lifted_by=lifted_by))
-        if not builds and host_class.lacks_libc(release.libc):
-            reason = f"the wheels of PyTorch {version} need glibc {release.libc}, and {host_class.system} has {host_class.libc}"
+        of_arch = (build.libc for build in release.builds.values() if host_class.cuda and host_class.arch in build.code)
+        libc = min((each or release.libc for each in of_arch), key=key, default=release.libc)
+        if not builds and host_class.lacks_libc(libc):
+            reason = f"the wheels of PyTorch {version} need glibc {libc}, and {host_class.system} has {host_class.libc}"
             found.append(Rejected(candidate, reason, id="too new", host=names[0], lifted_by="a newer system, or a container with one"))
         elif not builds and host_class.targets:
             found.append(_rejected_for_amd(version, release, host_class, names[0]))
@@ -407,6 +409,8 @@ def _rejected_builds(version: str, chosen: str, host_class: HostClass) -> Iterat
             cause = host_class.cuda_why
         elif not host_class.runs(cuda):
             cause = f"newer than the driver's CUDA {host_class.cuda}"
+        elif release and host_class.lacks_libc(build.libc or release.libc):
+            cause = f"it needs a newer glibc than {host_class.libc}"
         elif not _has_code(build.code.get(host_class.arch), host_class, ptx=host_class.runs_natively(cuda)):
             cause = f"it has no code for compute capability {', '.join(host_class.capabilities)} on {host_class.arch}"
         elif _kept(version, chosen, host_class):

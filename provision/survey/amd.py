@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from provision.base.problems import Problem
-from provision.base.versions import key
 from provision.catalog import Catalog
 from provision.survey.model import AmdGpu, Facts
 
@@ -26,12 +25,6 @@ def hidden_from_container(facts: Facts) -> bool:
 
 
 def gpus(facts: Facts, catalog: Catalog) -> list[AmdGpu]:
-    """The GPUs that jobs get: of several targets those that the newest ROCm has code for, as one build must have it for all."""
-    builds, found = catalog.pytorch().rocm.of, listed(facts, catalog)
-    return [each for each in found if each.target in builds[max(builds, key=key)].code] or found
-
-
-def listed(facts: Facts, catalog: Catalog) -> list[AmdGpu]:
     """The GPUs that the driver lists for computing, each partition of one by itself, without graphics of processors."""
     known = catalog.hardware()
     graphics = {
@@ -45,7 +38,7 @@ def listed(facts: Facts, catalog: Catalog) -> list[AmdGpu]:
 
 def fault(facts: Facts, catalog: Catalog) -> Problem | None:
     """Why AMD's GPUs of a host cannot be used; None where they can, or where there are none. The hint has ``{host}`` for its name."""
-    count, found, driver = on_bus(facts, catalog), listed(facts, catalog), facts.amd
+    count, found, driver = on_bus(facts, catalog), gpus(facts, catalog), facts.amd
     if hidden_from_container(facts) or not (count or found):
         return None
     faults = {

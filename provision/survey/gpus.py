@@ -13,7 +13,7 @@ from provision.survey.model import Facts
 
 Cause = Literal[
     "no-driver", "not-loaded", "nouveau", "version-mismatch", "installed-twice", "nvml", "misfit", "open-modules", "proprietary-modules",
-    "no-devices", "no-fabric-manager", "silent", "vgpu", "unsigned", "nouveau-first", "gpu-lost", "driver-in-image",
+    "no-devices", "no-fabric-manager", "silent", "vgpu", "unsigned", "nouveau-first", "gpu-lost", "driver-in-image", "driver-in-container",
 ]  # fmt: skip
 
 # Messages of nvidia-smi and NVML.
@@ -25,6 +25,7 @@ _NO_DEVICES = re.compile(r"No devices were found", re.IGNORECASE)
 _DRIVER_PACKAGES = r"nvidia-(driver|utils|dkms|kernel|kmod|open|headless)|libnvidia-compute|a?kmod-nvidia|xorg-x11-drv-nvidia"
 _WITHOUT_MODULE = re.compile(r"nvidia-utils|libnvidia-compute")  # packages of the driver's libraries and programs
 _NO_MODULE = ("no-driver", "not-loaded", "nouveau", "nouveau-first")  # causes that Secure Boot may be behind, or keep from being cured
+_OF_IMAGES = ("docker", "podman", "kubernetes", "containerd", "containers", "oci")  # others keep what is installed in them, such as LXC's
 _IGNORED = re.compile(r"The (\d+\.[\d.]+) NVIDIA driver will ignore")  # the kernel's log
 
 
@@ -34,7 +35,7 @@ def _branch(facts: Facts, found: list[str], catalog: Catalog) -> str:
     releases = packages.releases if (packages := known.of(facts.os.id)) else {"": ()}  # others have what the oldest listed one has
     offered = releases.get(facts.os.version, releases.get(facts.os.version.split(".")[0], next(iter(releases.values()))))
     fitting = [each for each in production if (not offered or each in offered) and known.gpus.misfit(each, found) is None]
-    return fitting[-1] if fitting else known.gpus.last_of(found) or production[0]
+    return fitting[-1] if fitting else known.gpus.last_of(found) or [*production, max(known.branches.of, key=int)][0]
 
 
 def has_gpu(facts: Facts, catalog: Catalog) -> bool:
@@ -102,7 +103,7 @@ def _remedy(cause: Cause, facts: Facts, catalog: Catalog) -> str:
     """What repairs it, with the branch and the kernel modules that the GPUs need; in a container the machine's driver is meant."""
     known, found = catalog.driver(), capabilities(facts, catalog)
     kind: Literal["open", "proprietary"] = "open" if not found or key(found[0]) >= key(known.modules.open_from) else "proprietary"
-    values = {"branch": _branch(facts, found, catalog), "kind": kind, "version": facts.driver and facts.driver.version}
+    values = {"branch": _branch(facts, found, catalog), "kind": kind, "version": facts.driver.version if facts.driver else "unknown"}
     dropped = known.repairs.dropped if cause in ("not-loaded", "nvml") and known.gpus.last_of(found) else ""
     signed = known.repairs.signed if cause in _NO_MODULE and facts.security.secure_boot else ""
     packages = known.repairs.packages[kind]
@@ -123,7 +124,8 @@ def _causes(facts: Facts, catalog: Catalog) -> Iterator[Cause]:
     if nvidia.runfile and driver_packages(facts) and (not driver or version_mismatch(facts)):
         yield "installed-twice"
     if version_mismatch(facts):
-        yield "driver-in-image" if facts.container and driver_packages(facts) else "version-mismatch"
+        own = bool(facts.container) and bool(driver_packages(facts) or nvidia.runfile)
+        yield "version-mismatch" if not own else "driver-in-image" if facts.container in _OF_IMAGES else "driver-in-container"
     if is_vgpu(facts, catalog) and not facts.gpus and (not driver or _NO_DEVICES.search(message)):
         yield "vgpu"
     if not driver:

@@ -105,8 +105,10 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
     roce = [port for port in ports if _kind(port, catalog) == "roce"]
     settings, notes = {**facts.signs.nccl_conf, **facts.environment.variables}, catalog.hardware().notes
     hsn = [each.name for each in facts.network.interfaces if re.fullmatch(r"hsn\d+", each.name)]
-    (partitioned, instances), amd_gpus, of_amd = in_mig_mode(facts), amd.gpus(facts, catalog), amd.listed(facts, catalog)
+    (partitioned, instances), amd_gpus = in_mig_mode(facts), amd.gpus(facts, catalog)
     models = sorted(filter(None, {gpu.name for gpu in facts.gpus} or {gpu.target for gpu in amd_gpus}))
+    rocm, targets = catalog.pytorch().rocm.of, Counter(str(gpu.target) for gpu in amd_gpus)
+    left_by_rocm = sorted(targets.keys() - {*rocm[max(rocm, key=key)].code})
     of_gpus = f"{partitioned} of {len(facts.gpus)} GPUs"
     passed_through = sum(gpu.virtualization == "Pass-Through" for gpu in facts.gpus) > 1
     found: dict[Condition, object] = {
@@ -114,7 +116,7 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
         "accelerators": other_accelerators(facts, catalog),
         "accelerators hidden": others_hidden_from_container(facts),
         "amd": not gpus.has_gpu(facts, catalog) and len(amd_gpus),
-        "amd left out": " and ".join(str(each.target) for each in of_amd if each not in amd_gpus),
+        "amd left by rocm": len(left_by_rocm) < len(targets) and " and ".join(f"{targets[each]} x {each}" for each in left_by_rocm),
         "container": facts.container,
         "efa": active_ports(facts, "efa", catalog),
         "efa plugin": facts.efa_plugin,
@@ -136,11 +138,11 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
         "opal prefix": " and ".join(f"{name}={settings[name]}" for name in ("OPAL_PREFIX", "HPCX_MPI_DIR") if name in settings),
         "passed through": passed_through and not facts.nvidia.pci_switches,
         "pcie only": len(facts.gpus) > 1 and {gpu.compute_capability for gpu in facts.gpus} <= {*notes.pcie_only},
-        "passed through with rdma": passed_through and ports,
-        "processor graphics": " and ".join(str(each.target) for each in (facts.amd.gpus if facts.amd else ()) if each not in of_amd),
+        "passed through with rdma": passed_through and ports and "NCCL_TOPO_FILE" not in settings,
+        "processor graphics": " and ".join(str(each.target) for each in (facts.amd.gpus if facts.amd else ()) if each not in amd_gpus),
         "pxn off": settings.get("NCCL_PXN_DISABLE") == "1",
-        "rdma management": _management(ports, len(facts.gpus) or len(amd_gpus), facts),
-        "rdma mixed": ",".join(f"{port.device}:{port.port}" for port in unlike),
+        "rdma management": "NCCL_IB_HCA" not in settings and _management(ports, facts, catalog),
+        "rdma mixed": "NCCL_IB_HCA" not in settings and ",".join(f"{each.device}:{each.port or 1}" for each in unlike if each.device),
         "roce": roce,
         "roce without gid": " and ".join(str(port.device) for port in roce if port.roce_v2_gids == []),
         "several hosts": not alone,
@@ -175,20 +177,25 @@ def _gbps(ports: Iterable[InfinibandPort]) -> int:
     return sum(int(rate) for port in ports for rate in re.findall(r"^\d{1,6}", port.rate or ""))
 
 
-def _management(ports: list[InfinibandPort], gpu_count: int, facts: Facts) -> str | None:
+def _management(ports: list[InfinibandPort], facts: Facts, catalog: Catalog) -> str | None:
     """What shows that some of the RDMA ports alike are for management or storage; two ports are often both the GPUs'."""
     ssh = facts.network.ssh_connection.interface
-    carriers = [str(port.device) for port in ports if ssh in port.interfaces]
+    carriers = [port.device for port in ports if port.device and ssh in port.interfaces]
     if carriers and len(ports) > len(carriers) + 1:
         return f"{joined(carriers)} carries ssh"
-    return f"{len(ports)} ports for {gpu_count} GPUs" if len(ports) > gpu_count > 1 and len(ports) % gpu_count else None
+    gpu_count = len(facts.gpus) or len(amd.gpus(facts, catalog))
+    all_listed = not facts.container and gpu_count >= max(2, len(facts.nvidia.pci_devices) or amd.on_bus(facts, catalog))
+    few_more = len(ports) - gpu_count in (1, 2)
+    return f"{len(ports)} ports for {gpu_count} GPUs" if all_listed and few_more and len(ports) % gpu_count else None
 
 
 def gpudirect_tcp(facts: Facts, catalog: Catalog) -> str | None:
     """Google's GPUDirect over TCP for which a virtual machine, or a pod on one, has its network interfaces; None elsewhere."""
     known = catalog.hardware().gpudirect_tcp
-    names = set() if facts.infiniband else {each.name.removesuffix("f0") for each in facts.network.interfaces}
-    return next((name for name, interfaces in (known.pods if facts.container else known.of).items() if names.issuperset(interfaces)), None)
+    possible = not facts.infiniband and known.capability in gpus.capabilities(facts, catalog)
+    names = {each.name.removesuffix("f0") for each in facts.network.interfaces if possible}
+    tables = (known.of, known.pods) if facts.container else (known.of,)  # a container may have the machine's network
+    return next((name for each in tables for name, interfaces in each.items() if names.issuperset(interfaces)), None)
 
 
 def driver_is_fixed(facts: Facts, catalog: Catalog) -> bool:

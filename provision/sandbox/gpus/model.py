@@ -25,8 +25,8 @@ _REQUEST = re.compile(r"([\w.-]+)(?::(\d{1,3}))?")
 #: What faults need besides features of a profile, in words.
 _NEEDS = {
     "several": "several GPUs",
-    "nvlink": "NVLinks, which GPUs have among several",
-    "fabric": "an NVLink fabric, which GPUs have among several",
+    "nvlink": "NVLinks",
+    "fabric": "an NVLink fabric",
     "hosts": "three hosts or more",
     "rdma": "RDMA cards (--fabric)",
     "switches": "NVSwitches on the PCI bus",
@@ -244,7 +244,8 @@ def refusal(fault: Fault, gpus: Gpus, hosts: int) -> str | None:
     """Why such hosts cannot have a fault, as half a sentence; None where they can."""
     features: Collection[str] = gpus.features | ({"hosts"} if hosts > 2 else set())
     if missing := [each for each in fault.needs if each not in features]:
-        return f"it needs {_NEEDS.get(missing[0], missing[0])}"
+        among = ", which GPUs have among several" if missing[0] in gpus.kind.features else ""
+        return f"it needs {_NEEDS.get(missing[0], missing[0])}{among}"
     if found := [each for each in fault.not_with if each in features]:
         return f"it does not happen with {found[0]}"
     return "it is a fault of NVIDIA's GPUs" if gpus.kind.vendor != "nvidia" and not fault.amd else None

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from invented_hosts import changed, host, plan_for, remedies
 from typer.testing import CliRunner
 
 from provision import catalog, inventory
@@ -20,6 +21,7 @@ from provision.plan.lock import Lock
 from provision.plan.model import Plan, PlanDocument
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve
+from provision.resolve.host_classes import host_class_of
 from provision.survey import Facts
 
 PLANS = Path(__file__).parents[2] / "data" / "plans"
@@ -128,9 +130,9 @@ def test_hostile_files_are_refused(tmp_path: Path) -> None:
 
 def facts_of(name: str, **driver: str) -> dict[str, Facts]:
     found = json.loads((PLANS / f"{name}.json").read_text(encoding="utf-8"))
-    for host in found["hosts"].values():
-        host["driver"].update(driver)
-    return {host: Facts.model_validate(each) for host, each in found["hosts"].items()}
+    for each in found["hosts"].values():
+        each["driver"].update(driver)
+    return {name: Facts.model_validate(each) for name, each in found["hosts"].items()}
 
 
 def plan_of(known: dict[str, Facts], used: Catalog = OURS) -> Plan:
@@ -231,3 +233,22 @@ def test_an_invalid_file_stops_no_command_that_helps_to_correct_it(tmp_path: Pat
     assert "provision" in shown("run", "--version")
     assert "nvml-driver-mismatch" in shown("doctor", "list")
     assert "toolkits" in shown("schema", "catalogue", "cuda")
+
+
+def test_a_distribution_that_a_user_lists_is_not_taken_for_one_like_it(tmp_path: Path) -> None:
+    mine = 'distributions: {rhel: {family: rhel, oldest: "9", newest: "9", pythons: {"9": ["3.13"]}}}\n'
+    systems = 'systems: {rhel: "mine{major}"}\n'
+    used = Catalog(overlay.read([written(tmp_path, os=HEAD + mine, cuda_repositories=HEAD + systems)]))
+    assert used.os().pythons("rhel", "9.4") == ("3.13",)
+    assert used.os().pythons("almalinux", "9.4") == OURS.os().pythons("rocky", "9.4")
+    named = {system: changed(host(system=(system, "9.4"))) for system in ("rhel", "almalinux")}
+    assert {system: host_class_of(facts, used).nvidia_system for system, facts in named.items()} == {"rhel": "mine9", "almalinux": "rhel9"}
+
+
+def test_without_any_branch_for_production_the_newest_that_a_system_has_is_named(tmp_path: Path) -> None:
+    ended = ", ".join(f'"{branch}": "2020-01"' for branch in OURS.production_branches())
+    used = Catalog(overlay.read([written(tmp_path, cuda=f"{HEAD}driver_branches: {{ends: {{{ended}}}}}\n")]))
+    assert used.production_branches() == []
+    unknown = changed(host(), os={"id": "debian", "version": "12", "kernel": "6.1.0-37-amd64"}, nvidia={"pci_devices": ["0000:41:00.0"]})
+    (conflict,) = plan_for({"a": unknown}, Requirements(torch=False, driver="auto", catalog=used)).conflicts
+    assert remedies(conflict)[0].startswith("name a branch that supports them: --driver ")

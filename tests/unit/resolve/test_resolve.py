@@ -105,7 +105,7 @@ def test_gpus_without_a_driver_are_a_conflict_unless_cpu_is_requested() -> None:
     assert [way.partition(" ")[0] for way in remedies(conflict)] == ["--driver", "leave"]
     meant = plan_for({"a": dark, "b": gpu("12.4", address="10.0.0.2")}, Requirements(cpu=True))
     assert {(one.nccl, one.torch.package) for one in meant.hosts.values()} == {(None, "torch==2.15.0+cpu")}
-    assert meant.notes[-1:] == ("a and b: 1 GPUs stay unused: --cpu was requested; --no-cpu reverts it",)
+    assert meant.notes[-1:] == ("a and b: unused GPUs (1): --cpu was requested; --no-cpu reverts it",)
     assert plan_for({"b": host()}).notes == ()
 
 
@@ -134,7 +134,7 @@ def test_the_gpus_of_the_machine_around_a_container_are_not_its_own() -> None:
     inside = changed(host(cuda="12.4"), gpus=[], container="docker", nvidia=seen)
     made = plan_for({"a": inside})
     assert made.hosts["a"].nccl is None
-    assert made.notes[-1:] == ("a: all GPUs stay unused: its container was given none of the machine's GPUs",)
+    assert made.notes[-1:] == ("a: unused GPUs (all): its container was given none of the machine's GPUs",)
 
 
 def test_a_driver_without_a_gpu_gets_no_nccl() -> None:

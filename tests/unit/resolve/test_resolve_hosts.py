@@ -132,6 +132,11 @@ def test_a_pods_own_driver_is_taken_out_of_its_image_and_its_machine_left_alone(
     assert "the loaded module is 580.65.06" in conflict.what
     assert "without NVIDIA's driver" in remedies(conflict)[0]
     assert "reboot pod" not in remedies(conflict)[0]
+    (conflict,) = plan_for({"ct": changed(pod, container="lxc")}).conflicts
+    assert "the driver's libraries in its container are not of the machine's version" in conflict.what
+    assert remedies(conflict)[0].startswith("install the driver's libraries of version 580.65.06, the machine's, in the container")
+    by_installer = plan_for({"ct": changed(pod, container="lxc", packages={}, nvidia={"smi_error": MISMATCH, "runfile": True})}).conflicts
+    assert "instead of what NVIDIA's installer put there" in remedies(by_installer[0])[0]
     machine = changed(pod, container=None)
     assert "reboot pod" in remedies(plan_for({"pod": machine}).conflicts[0])[0]
 
@@ -436,7 +441,7 @@ def test_rdma_ports_of_several_kinds_are_told_apart(ports: list[dict[str, Any]],
         (9, 8, True, "mlx5_0 carries ssh"),
         (8, 8, True, "mlx5_0 carries ssh"),
         (2, 2, True, None),
-        *((ports, 8, False, None) for ports in (4, 8, 16)),
+        *((ports, 8, False, None) for ports in (4, 8, 11, 16)),
         (2, 1, False, None),
     ],
 )
@@ -450,12 +455,34 @@ def test_rdma_ports_for_management_are_told(ports: int, gpus: int, carries_ssh: 
 
 
 @pytest.mark.parametrize(
+    "more",
+    [
+        {"container": "kubernetes"},
+        {"nvidia": {"pci_devices": [f"0000:{number}1:00.0" for number in range(8)]}},
+        {"signs": {"nccl_conf": {"NCCL_IB_HCA": "mlx5"}}},
+    ],
+)
+def test_rdma_ports_are_not_counted_against_a_part_of_the_gpus_nor_where_they_are_named(more: dict[str, Any]) -> None:
+    ports = [port(f"mlx5_{number}", "15b3", "Ethernet", 200) for number in range(5)]
+    one = changed(with_gpu("9.0", infiniband=ports), gpus=[{"compute_capability": "9.0"}] * 4)
+    assert "RDMA: 5 ports for 4 GPUs: " in notes_of(one)
+    assert "for management or storage" not in notes_of(changed(one, more))
+
+
+def test_rdma_ports_of_several_kinds_are_not_told_where_they_are_named() -> None:
+    one = with_gpu("9.0", infiniband=[MELLANOX, *BROADCOM, {**MELLANOX, "device": None}, {**MELLANOX, "device": "mlx5_2", "port": None}])
+    assert ": NCCL_IB_HCA=^=mlx5_0:1,mlx5_2:1, in" in notes_of(one)
+    assert "RDMA ports of several kinds" not in notes_of(changed(one, environment={"variables": {"NCCL_IB_HCA": "bnxt"}}))
+
+
+@pytest.mark.parametrize(
     ("names", "container", "told"),
     [
         ("enp6s0 enp12s0 enp134s0 enp140s0", None, "TCPX "),
         ("enp6s0 enp12s0 eno1", None, None),
         ("eth1 eth2 eth3 eth4", "kubernetes", "TCPX "),
         ("eth1 eth2 eth3 eth4 eth5 eth6 eth7 eth8", "kubernetes", "TCPXO "),
+        ("enp6s0 enp12s0 enp134s0 enp140s0", "docker", "TCPX "),
         ("eth1 eth2 eth3 eth4", None, None),
     ],
 )
@@ -469,13 +496,18 @@ def test_the_driver_of_googles_image_is_kept(names: str, container: str | None, 
     assert (hint is not None and "driver" in hint) is not bool(told)
 
 
+def test_other_gpus_have_no_gpudirect_over_tcp() -> None:
+    interfaces = [{"name": f"eth{number}", "addresses": [f"10.0.{number}.1/24"]} for number in range(5)]
+    assert "GPUDirect-TCPX " not in notes_of(changed(with_gpu("8.0"), network={"interfaces": interfaces}, container="kubernetes"))
+
+
 def test_intels_cards_for_displays_are_named_and_do_not_prevent_a_plan() -> None:
     arc = {"devices": [{"vendor": "8086", "device": "56a0", "pci_class": "0300"}], "nodes": []}
     made = plan_for({"a": changed(host(), accelerators=arc)})
     torch = made.hosts["a"].torch
     assert torch
     assert torch.version.endswith("+cpu")
-    assert any("1 x Intel Arc GPU stay unused" in note for note in made.notes)
+    assert any("1 x Intel Arc GPU unused:" in note for note in made.notes)
 
 
 def test_hosts_on_different_networks_are_told() -> None:
@@ -524,6 +556,9 @@ def test_gpus_that_are_passed_through_to_a_virtual_machine_may_not_reach_each_ot
     guest = with_gpu("6.0", gpu={"virtualization": "Pass-Through"})
     assert "NCCL_P2P_DISABLE=1" in notes_of(guest, hosts=1)
     assert "NCCL_P2P_DISABLE=1" not in notes_of(changed(guest, gpus=[{"compute_capability": "6.0", "virtualization": "None"}] * 2))
+    with_rdma = changed(guest, infiniband=[MELLANOX])
+    assert "set NCCL_TOPO_FILE to" in notes_of(with_rdma)
+    assert "set NCCL_TOPO_FILE to" not in notes_of(changed(with_rdma, signs={"nccl_conf": {"NCCL_TOPO_FILE": "/opt/topo.xml"}}))
     nvswitch = {"pci_switches": 6, "fabric_manager": True}
     assert "NCCL_P2P_DISABLE=1" not in notes_of(changed(guest, nvidia=nvswitch))
 
@@ -561,7 +596,16 @@ def test_an_old_system_gets_the_newest_releases_that_its_glibc_carries(os_id: st
 
 def test_a_driver_is_the_reason_on_an_old_system_where_it_is_one() -> None:
     one = changed(with_gpu("7.0", "418.67", "10.1"), os={"id": "centos", "version": "7", "libc": "2.17"})
-    assert plan_for({"a": one}).conflicts[0].what == "no build of PyTorch 2.5.1 runs on a driver for CUDA 10.1"
+    assert plan_for({"a": one}).conflicts[0].what == "no build of PyTorch 2.6.0 runs on a driver for CUDA 10.1"
+
+
+def test_the_glibc_of_a_releases_own_builds_is_the_reason() -> None:
+    old = changed(with_gpu("8.0", "550.54.14", "12.4"), os={"id": "centos", "version": "7", "libc": "2.17"})
+    builds = {each.candidate: each.cause for each in plan_for({"a": old}).hosts["a"].torch.rejected}
+    assert builds["torch==2.6.0+cu126"] == "it needs a newer glibc than 2.17"
+    blackwell = changed(old, driver={"version": "575.51.03", "cuda": "12.9"}, gpus=[{"compute_capability": "10.0"}])
+    (conflict,) = plan_for({"a": blackwell}, Requirements(torch_version="2.6.0")).conflicts
+    assert conflict.what == "no build of PyTorch 2.6.0 for x86_64 has code for compute capability 10.0"
 
 
 @pytest.mark.parametrize(

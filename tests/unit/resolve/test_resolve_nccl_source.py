@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from invented_hosts import FROM_SOURCE, TOOLKITS, changed, equipped, plan_for, remedies, toolkit
 
+from provision.catalog import OURS
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements
+from provision.resolve.host_classes import host_class_of
 
 
 def given(version: str, **more: Any) -> Requirements:
@@ -85,6 +87,13 @@ def test_of_several_toolkits_the_largest_that_the_driver_runs_is_chosen() -> Non
     assert plan_for({"a": equipped(TOOLKITS, "12.2")}, FROM_SOURCE).hosts["a"].nccl.builders[0].toolkit == "/home/me/cuda"
     newest = plan_for({"a": equipped(TOOLKITS, "13.0", "8.0")}, FROM_SOURCE).hosts["a"].nccl
     assert newest.builders[0].toolkit == "/usr/local/cuda"
+
+
+def test_hosts_whose_toolkits_are_the_same_besides_unknown_facts_are_one_class() -> None:
+    folder = {"path": "/usr/local/cuda", "nvcc": True}
+    listed = [{**folder, "version": "12.4.1"}, {**folder, "version": "12.4.0", "libraries": 7}, {**folder, "version": "12.5"}]
+    classes = [host_class_of(equipped({"toolkits": [each], "nvcc": None}, "12.6"), OURS) for each in listed]
+    assert classes[0] == classes[1] != classes[2]
 
 
 def test_a_toolkit_that_an_earlier_run_built_with_is_kept() -> None:

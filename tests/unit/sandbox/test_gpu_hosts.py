@@ -173,6 +173,7 @@ def test_a_gpu_alone_has_no_links():
     assert not {"nvlink", "fabric", "switches", "several"} & Gpus.requested("h100:1").features
     assert {"nvlink", "fabric"} <= Gpus.requested("gb200:1").features  # of its rack
     assert model.refusal(FAULTS["nvlink-inactive"], Gpus.requested("h100:1"), 1) == "it needs NVLinks, which GPUs have among several"
+    assert model.refusal(FAULTS["nvlink-inactive"], Gpus.requested("l40s:2"), 1) == "it needs NVLinks"
     assert "field.91" not in host.files("node1", Gpus.requested("h100:1"))["state.txt"]
 
 
