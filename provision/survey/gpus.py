@@ -25,7 +25,7 @@ _NO_DEVICES = re.compile(r"No devices were found", re.IGNORECASE)
 _DRIVER_PACKAGES = r"nvidia-(driver|utils|dkms|kernel|kmod|open|headless)|libnvidia-compute|a?kmod-nvidia|xorg-x11-drv-nvidia"
 _WITHOUT_MODULE = re.compile(r"nvidia-utils|libnvidia-compute")  # packages of the driver's libraries and programs
 _NO_MODULE = ("no-driver", "not-loaded", "nouveau", "nouveau-first")  # causes that Secure Boot may be behind, or keep from being cured
-_OF_IMAGES = ("docker", "podman", "kubernetes", "containerd", "containers", "oci")  # others keep what is installed in them, such as LXC's
+_OF_IMAGES = ("docker", "podman", "kubernetes", "oci")  # others keep what is installed in them, such as LXC's
 _IGNORED = re.compile(r"The (\d+\.[\d.]+) NVIDIA driver will ignore")  # the kernel's log
 
 
