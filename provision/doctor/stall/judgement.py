@@ -125,7 +125,7 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
 
 
 def _is_idle(place: Place) -> bool:
-    """Whether it may be a rank of a server that nobody asks: one that waits for a file lock waits for who holds it."""
+    """Whether it may be a rank of a server without clients: one that waits for a file lock waits for who holds it."""
     return place.kind in _IDLE_SERVER and place.holder is None
 
 
