@@ -1,7 +1,7 @@
 """The engine between hosts, next to Open MPI, Gloo and what iperf3 moves both ways at once over the same network.
 
     sudo python3 benchmarks/two_hosts.py            # needs root, iperf3 and the engine's environment (make setup)
-    sudo python3 benchmarks/two_hosts.py --hosts 4 --ranks 2 --sizes 64M --peers none
+    sudo COLLECTIVE_SUM_ORDER=ranks python3 benchmarks/two_hosts.py --hosts 4 --ranks 2 --sizes 64M --peers none --rate 400mbit
 
 Network namespaces on a bridge stand for two hosts or more, with one rank each or more. iperf3, from every host to the next at once, and
 the benchmark (`python -m benchmarks.engine`, in which engine and peers take turns) run one after the other, again and again; medians count.
@@ -108,6 +108,7 @@ def collectives(hosts: Hosts, agent: Path, ranks: int, bench: list[str]) -> list
         "oob_tcp_if_include": NETWORK.format(0) + "/24",
     }
     options = [word for name, value in mca.items() for word in ("--mca", name, value)]
+    options += [word for name in os.environ if name.startswith("COLLECTIVE_") for word in ("-x", name)]
     command = [str(ENGINE / "mpirun"), "--allow-run-as-root", "--bind-to", "none", "--wdir", str(CHECKOUT), *options]
     command += ["-H", ",".join(f"{address}:{ranks}" for address in hosts.addresses), "-np", str(ranks * len(hosts.names))]
     document = json.loads(hosts.execute(hosts.names[0], *command, str(ENGINE / "python"), "-m", "benchmarks.engine", *bench, "--json"))

@@ -37,6 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             report.show(negotiation.run(wanted), wanted.json)
             return 0
+        if wanted.peers == (options.EVERY_MPI,):
+            from . import peers, report
+
+            document = peers.run(wanted)
+            report.show(document, wanted.json)
+            if wanted.report is not None:
+                report.write(document, wanted.report)
+            return 0
         if any(name in os.environ for name in MPI_VARIABLES) or read(os.environ) is not None:
             from . import ranks
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 from typing import NamedTuple, NoReturn, Sequence
 
 COLLECTIVE_PEERS = ("mpi", "gloo")
 TRAINING_PEERS = ("ddp", "collective-ddp", "fsdp", "collective-fsdp")
+EVERY_MPI = "all"  # of `peers.PEERS`
 CTR = "ctr"
 CTR_PEERS = ("rowwise", "torchrec", "sparse", "ddp-sparse", "dense", "ddp")
 TRAININGS = ("mnist", "mlp", "small", CTR)
@@ -81,6 +83,8 @@ def parse_peers(text: str | None, train: str | None) -> tuple[str, ...]:
         return known
     if text.strip() == "none":
         return ()
+    if text.strip() == EVERY_MPI and not train:
+        return (EVERY_MPI,)
     peers = tuple(part.strip() for part in text.split(","))
     for peer in peers:
         if peer not in known:
@@ -97,7 +101,8 @@ def parse(arguments: Sequence[str]) -> Options:
     )
     parser.add_argument("--np", metavar="N", help=f"ranks to start on this host ({DEFAULT_RANKS}); under mpirun, the ranks there must be")
     parser.add_argument("--sizes", default=DEFAULT_SIZES, metavar="LIST", help=f"bytes per rank, K, M and G binary ({DEFAULT_SIZES})")
-    peers = "mpi,gloo (all); with --train: ddp, fsdp (over Gloo), collective-ddp, collective-fsdp; with --train ctr: rowwise, torchrec, "
+    peers = "mpi,gloo (default); all: every MPI that is a wheel, each in an environment of its own, and gloo; "
+    peers += "with --train: ddp, fsdp (over Gloo), collective-ddp, collective-fsdp; with --train ctr: rowwise, torchrec, "
     peers += "sparse, ddp-sparse, dense, ddp; none: only the engine"
     parser.add_argument("--peers", metavar="LIST", help=peers)
     parser.add_argument("--train", choices=TRAININGS, help="training steps instead of collectives")
@@ -115,7 +120,9 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--overhead", action="store_true", help="what timeline, flight recorder, autotune, init and memory cost")
     parser.add_argument("--rounds", default=str(DEFAULT_ROUNDS), metavar="N", help=f"rounds whose median counts ({DEFAULT_ROUNDS})")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output, and nothing else")
-    parser.add_argument("--report", metavar="FILE", help="write the JSON document into this file, too")
+    parser.add_argument(
+        "--report", metavar="FILE", help="write the JSON document into this file, too; with plots if it ends in .html or .svg"
+    )
     given = parser.parse_args(arguments)
     if given.batch is not None and not given.train:
         raise UsageError("--batch goes with --train")
@@ -125,6 +132,11 @@ def parse(arguments: Sequence[str]) -> Options:
         raise UsageError("--negotiation starts its own ranks: leave out --np and --train")
     if given.overhead and (given.train or given.negotiation is not None):
         raise UsageError("--overhead goes without --train and --negotiation")
+    if given.report is not None and given.report.endswith((".html", ".svg")):
+        if importlib.util.find_spec("matplotlib") is None:
+            raise UsageError(f"--report {given.report}: plots need Matplotlib: pip install matplotlib")
+        if given.train or given.overhead or given.negotiation is not None:
+            raise UsageError(f"--report {given.report}: plots are of collectives: leave out --train, --negotiation and --overhead")
     worlds = [] if given.negotiation is None else given.negotiation.split(",")
     return Options(
         ranks=None if given.np is None else _whole(given.np, "--np", 1, MAX_RANKS),

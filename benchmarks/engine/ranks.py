@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 from collective_core.runtime import membership
@@ -57,7 +57,7 @@ def collectives(wanted: Options) -> dict[str, Any]:
             must_be_right(side, array, step)
         *seconds, at_limit = measure.alternate([*steps, limit.step], wanted.rounds)
         limit_seconds += at_limit
-        results += [row(side, size, spent) for side, spent in zip(sides, seconds)]
+        results += [report.collective_row(side.name, side.memory, side.call, size, cc.size(), spent) for side, spent in zip(sides, seconds)]
         if cc.rank() == 0 and sys.stderr.isatty():
             print(f"{size} bytes done", file=sys.stderr)
     figures = limit.figures(statistics.median(limit_seconds))
@@ -70,21 +70,6 @@ def collectives(wanted: Options) -> dict[str, Any]:
         "missing": missing,
         "limit_of": limit.what,
         **{name: round(value, 3) for name, value in figures.items()},
-    }
-
-
-def row(side: Any, size: int, rounds: Sequence[float]) -> dict[str, Any]:
-    seconds = statistics.median(rounds)
-    return {
-        "engine": side.name,
-        "op": "allreduce",
-        "memory": side.memory,
-        "call": side.call,
-        "bytes": size,
-        "np": cc.size(),
-        "median_us": round(seconds * 1e6, 3),
-        "busbw_gbs": round(report.bus_bandwidth(size, seconds, cc.size()), 4),
-        "rounds_us": report.microseconds(rounds),
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import io
 import json
 import math
 import statistics
@@ -10,6 +12,9 @@ from typing import Any, Sequence
 from .options import UsageError
 
 SCHEMA = 1
+#: The side of `limit.c`: ranks that are threads of one process.
+LIMIT = "machine's limit"
+OURS = "collective_core"
 #: What the sides of ``--train`` that sum nothing are called in the table.
 NOT_COMMUNICATING = {"barrier": "none, but a barrier", "none": "no communication"}
 UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -39,10 +44,13 @@ def show(document: dict[str, Any], as_json: bool) -> None:
 
 
 def write(document: dict[str, Any], path: str) -> None:
-    """The document as JSON into a file. Raises :class:`UsageError` when it cannot be written."""
+    """The document into a file: of collectives as a page or a picture where its name ends in .html or .svg, else as JSON.
+
+    Raises :class:`UsageError` when it cannot be written.
+    """
     try:
         with open(path, "w", encoding="utf-8") as file:
-            json.dump(document, file)
+            file.write(page(document) if path.endswith(".html") else picture(document) if path.endswith(".svg") else json.dumps(document))
     except OSError as error:
         raise UsageError(f"--report {path}: {error.strerror}") from error
 
@@ -55,13 +63,59 @@ def text(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def page(document: dict[str, Any]) -> str:
+    """The document of collectives as a page: its picture and its table."""
+    head = '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Benchmark</title>'
+    style = "<style>body{font:16px/1.5 system-ui;margin:2rem auto;max-width:75rem;padding:0 1rem}svg{max-width:100%;height:auto}"
+    style += "pre{overflow:auto}</style>"
+    return f"{head}{style}<h1>Benchmark of the engine</h1>{picture(document)}<pre>{html.escape(text(document))}</pre>\n"
+
+
+def picture(document: dict[str, Any]) -> str:
+    """An SVG: time per call, and the same as a multiple of the machine's limit where that was measured, both over the size; medians with
+    their quartiles."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    sides: dict[tuple[str, str, str], dict[int, list[float]]] = {}
+    for row in document["results"]:
+        rounds = row["rounds_us"]
+        quartiles = statistics.quantiles(rounds, n=4, method="inclusive") if len(rounds) > 1 else rounds * 3
+        sides.setdefault((row["engine"], row["call"], row["memory"]), {})[row["bytes"]] = quartiles
+    limit = next((points for (engine, _, _), points in sides.items() if engine == LIMIT), None)
+    scales: list[dict[int, float]] = [dict.fromkeys({row["bytes"] for row in document["results"]}, 1.0)]
+    scales += [{size: middle for size, (_, middle, _) in limit.items()}] if limit else []
+    labels = ("time, µs", "multiple of the machine's limit")
+    with matplotlib.rc_context({"svg.hashsalt": "", "font.size": 9}):
+        figure = Figure(figsize=(6.4 * len(scales), 4.8), layout="constrained")
+        for axes, scale, label in zip(figure.subplots(1, len(scales), squeeze=False)[0], scales, labels):
+            for (engine, call, memory), points in sides.items():
+                sizes = sorted(points)
+                low, middle, high = zip(*(tuple(value / scale[size] for value in points[size]) for size in sizes))
+                name = f"{engine}, {call}, {memory} memory" if engine == OURS else engine
+                width, style = 2.2 if engine == OURS else 1, "--" if engine == LIMIT else "-"
+                (line,) = axes.plot(sizes, middle, label=name, marker=".", linewidth=width, linestyle=style)
+                axes.fill_between(sizes, low, high, color=line.get_color(), alpha=0.15)
+            axes.set(xscale="log", yscale="log", xlabel="size per rank", ylabel=label)
+            axes.set_xticks(sizes, [spelled(size) for size in sizes], rotation=45)
+            axes.minorticks_off()
+            axes.grid(alpha=0.3)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    return drawn.getvalue()[drawn.getvalue().index("<svg") :]
+
+
 def collective_table(document: dict[str, Any]) -> list[str]:
-    rows: list[tuple[str, ...]] = [("size", "engine", "call", "memory", "time", "bus GB/s", "of limit", "against the faster peer")]
+    rows: list[tuple[str, ...]] = [
+        ("size", "engine", "call", "memory", "time", "quartiles", "bus GB/s", "of limit", "against the faster peer")
+    ]
     limit = document["limit_gbs"]
     for result in document["results"]:
-        peers = [r for r in document["results"] if r["bytes"] == result["bytes"] and r["engine"] != "collective_core"]
-        ours = result["engine"] == "collective_core"
-        fastest = min((r["median_us"] for r in peers), default=0.0)
+        same = [r for r in document["results"] if r["bytes"] == result["bytes"]]
+        ours = result["engine"] == OURS
+        fastest = min((r["median_us"] for r in same if r["engine"] not in (OURS, LIMIT)), default=0.0)
+        bus_limit = next((r["busbw_gbs"] for r in same if r["engine"] == LIMIT), limit)
         rows.append(
             (
                 spelled(result["bytes"]),
@@ -69,13 +123,17 @@ def collective_table(document: dict[str, Any]) -> list[str]:
                 result["call"],
                 result["memory"],
                 duration(result["median_us"]),
+                _quartiles(result["rounds_us"]),
                 f"{result['busbw_gbs']:.2f}",
-                f"{100 * result['busbw_gbs'] / limit:.0f} %" if limit else "",
+                f"{100 * result['busbw_gbs'] / bus_limit:.0f} %" if bus_limit else "",
                 f"{fastest / result['median_us']:.2f} x" if ours and fastest else "",
             )
         )
     hosts = "1 host" if document["hosts"] == 1 else f"{document['hosts']} hosts"
     head = f"allreduce, float32 sum in place, {document['np']} ranks on {hosts}, median of {document['rounds']} rounds"
+    if "round_trip_ns" in document:
+        shared = f"{document['round_trip_ns']:.0f} ns of a cache line's round trip, {document['copy_gbs']:.1f} GB/s of copies"
+        return [head, f"the machine's own limit: limit.c, with {shared} and {document['sum_gbs']:.1f} of sums", "", *columns(rows)]
     if "memory_gbs" in document:
         derived = f"from {document['memory_gbs']:.1f} GB/s of memory bandwidth, measured in the same rounds"
     else:
@@ -83,8 +141,31 @@ def collective_table(document: dict[str, Any]) -> list[str]:
     return [head, f"the machine's own limit: {limit:.2f} GB/s of bus bandwidth, {derived}", "", *columns(rows)]
 
 
+def _quartiles(rounds: Sequence[float]) -> str:
+    if len(rounds) < 2:
+        return ""
+    first, _, third = statistics.quantiles(rounds, n=4, method="inclusive")
+    return f"{duration(first)} to {duration(third)}"
+
+
 def microseconds(rounds: Sequence[float]) -> list[float]:
     return [round(seconds * 1e6, 3) for seconds in rounds]
+
+
+def collective_row(engine: str, memory: str, call: str, size: int, ranks: int, rounds: Sequence[float]) -> dict[str, Any]:
+    """One side of the collectives, whose calls for ``size`` bytes take so many seconds in each round."""
+    seconds = statistics.median(rounds)
+    return {
+        "engine": engine,
+        "op": "allreduce",
+        "memory": memory,
+        "call": call,
+        "bytes": size,
+        "np": ranks,
+        "median_us": round(seconds * 1e6, 3),
+        "busbw_gbs": round(bus_bandwidth(size, seconds, ranks), 4),
+        "rounds_us": microseconds(rounds),
+    }
 
 
 def training_row(name: str, ranks: int, batch: int, rounds: Sequence[float]) -> dict[str, Any]:

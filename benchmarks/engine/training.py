@@ -102,6 +102,9 @@ def fsdp(backend: str, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple
     for layer in (part for part in model.modules() if isinstance(part, (nn.Linear, nn.Conv2d))):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    for part in model.modules():
+        if hasattr(part, "set_allocate_memory_from_process_group_for_comm"):  # from PyTorch 2.9 on; Gloo has no memory of its own
+            part.set_allocate_memory_from_process_group_for_comm(True)
     return model, make_optimizer(model.parameters())
 
 

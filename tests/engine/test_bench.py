@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.engine import limits, options, report
+from benchmarks.engine import limits, options, peers, report
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -39,6 +39,7 @@ def test_sizes_are_binary():
         (["--batch", "8"], "--batch goes with --train"),
         (["--rows", "1000", "--train", "mnist"], "--rows goes with --train ctr"),
         (["--overhead", "--train", "mnist"], "--overhead goes without"),
+        (["--report", "x.svg", "--train", "mnist"], "plots "),
         (["--frobnicate"], "--frobnicate"),
     ],
 )
@@ -77,6 +78,26 @@ def test_limits_and_bus_bandwidth_agree():
     for hosts, ranks in ((2, 2), (2, 4), (3, 6)):
         seconds = 2 * (hosts - 1) / hosts * size / (bandwidth * 1e9)
         assert report.bus_bandwidth(size, seconds, ranks) == pytest.approx(limits.bus_limit_of_network(bandwidth, ranks, hosts))
+
+
+@pytest.mark.slow
+def test_the_machines_limit_is_measured_and_drawn(tmp_path):
+    """limit.c itself ends with an error where its sums are wrong."""
+    sizes = (4096, 1 << 20)
+    best = peers.measure_limit(3, sizes)
+    assert 0 < best["allreduce_us"]["4096"] < best["allreduce_us"]["1048576"]
+    sides = {report.LIMIT: best["allreduce_us"], "Open <MPI>": {}, report.OURS: {}}
+    rows = [
+        report.collective_row(name, "ordinary", "Allreduce", size, 3, [times.get(str(size), 1e3) / 1e6])
+        for name, times in sides.items()
+        for size in sizes
+    ]
+    document = {"np": 3, "hosts": 1, "rounds": 1, "results": rows, "missing": {}, "limit_gbs": 1.0, "memory_gbs": 9.0, **best}
+    report.write(document, str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == 1
+    assert "Open &lt;MPI&gt;" in page
+    assert "Open <MPI>" not in page
 
 
 @pytest.mark.slow
