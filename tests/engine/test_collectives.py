@@ -18,12 +18,12 @@ SETTINGS = ({"COLLECTIVE_SOCKETS": "3"}, {"COLLECTIVE_SIMD": "default"}, {"COLLE
 
 @pytest.fixture(scope="module")
 def bits_of(launch):
-    """bits_of(ranks, hosts=1): a digest of all results, the same on all ranks. Every job runs once."""
+    """bits_of(ranks, hosts=1): a digest of all results in rank order, the same on all ranks. Every job runs once."""
     known = {}
 
     def run(n, hosts=1):
         if (n, hosts) not in known:
-            known[n, hosts] = checked(launch("collectives.py", n, hosts), n)
+            known[n, hosts] = checked(launch("collectives.py", n, hosts, env={"COLLECTIVE_SUM_ORDER": "ranks"}), n)
         return known[n, hosts]
 
     return run
@@ -64,9 +64,8 @@ def test_hosts_with_one_rank_each_add_in_rank_order(launch, n, sockets):
     ("n", "hosts", "settings"),
     slow_but_last((4, 2, {"COLLECTIVE_SINGLE_COPY": "0"}), (6, 3, {"COLLECTIVE_SOCKETS": "3"}), (4, 2, {}), (6, 3, {})),
 )
-def test_sums_of_hosts_are_added_where_the_job_wants_it(launch, bits_of, n, hosts, settings):
-    """And everything else gives the bits that it always gives."""
-    assert checked(launch("collectives.py", n, hosts, env={"COLLECTIVE_SUM_ORDER": "hosts", **settings}), n) != bits_of(n)
+def test_sums_of_hosts_are_added_where_the_job_does_not_choose(launch, bits_of, n, hosts, settings):
+    assert checked(launch("collectives.py", n, hosts, env=settings), n) != bits_of(n)
 
 
 #: Whether a process may read the memory of a sibling that allows it: what the engine finds out in its own way.
@@ -109,6 +108,20 @@ def test_tensors_of_more_than_two_gibibytes(launch, hosts):
     pytest.importorskip("torch")
     reports = launch("large.py", 2, hosts).must_succeed().reports()
     assert [entry["bytes"] for entry in reports.values()] == [2**31 + 17] * 2
+
+
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 2), (4, 2)))
+def test_tensors_go_over_several_addresses_of_a_host(launch, n, hosts):
+    rails = {"COLLECTIVE_ADDRESS": "127.0.0.2", "COLLECTIVE_RAILS": "127.0.0.1/32"}
+    one = launch("rails.py", n, hosts, env={"COLLECTIVE_ADDRESS": "127.0.0.2"}).must_succeed().reports()
+    two = launch("rails.py", n, hosts, env=rails).must_succeed().reports()
+    assert len({entry["digest"] for entry in [*one.values(), *two.values()]}) == 1
+    assert two[0]["between"] == one[0]["between"] + 2, "not one connection each way"
+
+
+def test_an_address_that_is_missing_is_an_error(launch):
+    outcome = launch("rails.py", 2, 2, env={"COLLECTIVE_RAILS": "198.51.100.0/24"}, keep_going=True)
+    assert "has no address in COLLECTIVE_RAILS=198.51.100.0/24 on another card than 127.0.0.1; its interfaces: " in outcome.stderr
 
 
 def test_ranks_placed_cyclically_agree(launch):

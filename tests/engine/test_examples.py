@@ -78,7 +78,6 @@ STARTED = [
 NOT_STARTED = {
     "README.md": "what the others show",
     "slurm.sbatch": "Slurm starts it, in test_slurm.py",
-    "mpijob.yaml": "Kubernetes starts it; tests/unit/image/test_mpijob_example.py holds it against the operator's schema",
 }
 
 LAST_LINE = re.compile(r"rank (\d+) of 2: accuracy ([\d.]+), sum of weights (-?\d+\.\d+)")

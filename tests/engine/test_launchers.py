@@ -262,7 +262,7 @@ def test_the_secret_of_a_session_never_travels(monkeypatch):
             travelled += mine
             return [mine]
 
-    monkeypatch.setattr(_native, "open_listeners", lambda _address: (0, "nobody listens"))
+    monkeypatch.setattr(_native, "open_listeners", lambda *_addresses: (0, "nobody listens"))
     monkeypatch.setattr(_native, "connect", lambda *arguments: kept.append(arguments[2]))
     settings = from_environment()
     for process_set in (0, 0, 1):

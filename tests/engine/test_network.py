@@ -6,7 +6,7 @@ import pytest
 from collective_core.runtime import config, network
 from collective_core.runtime.network import Interface
 
-from collective_core import CollectiveError
+from collective_core import CollectiveError, _native
 
 LO = Interface("lo", "127.0.0.1", 8)
 DOCKER = Interface("docker0", "172.17.0.1", 16)
@@ -46,6 +46,28 @@ def test_errors_list_what_there_is():
     for wrong in ("10.0.0.0/99", "eth9", "10.0.0"):
         with pytest.raises(CollectiveError, match="COLLECTIVE_NETWORK"):
             choose(own, [LO], networks=[wrong])
+
+
+def test_rails_are_further_addresses_in_their_order():
+    own = [LO, Interface("eth0", "10.1.0.5", 16), Interface("eth1", "10.2.0.5", 16), Interface("eth2", "10.2.0.6", 16)]
+    assert network.choose_rails(own, "10.1.0.5", ["eth2", "10.2.0.0/16"]) == ["10.2.0.6", "10.2.0.5"]
+    assert network.choose_rails(own, "10.1.0.5", []) == []
+    own += [Interface("eth0", "fd00::5", 64), Interface("eth1", "fd01::5", 64)]
+    assert network.choose_rails(own, "fd00:0::5", ["eth1"]) == ["fd01::5"]
+    for same in ("10.1.0.0/16", "eth0"):
+        with pytest.raises(CollectiveError, match=r"on another card than 10\.1\.0\.5; its interfaces: .*eth1 10\.2\.0\.5/16"):
+            network.choose_rails(own, "10.1.0.5", [same])
+
+
+def test_a_rail_that_cannot_be_bound_ends_the_start():
+    with pytest.raises(CollectiveError):
+        _native.open_listeners("127.0.0.1", ",198.51.100.7,198.51.100.8")
+
+
+def test_rails_that_are_no_addresses_are_named():
+    own = [LO, Interface("eth0", "10.1.0.5", 16)]
+    with pytest.raises(CollectiveError, match="COLLECTIVE_RAILS: "):
+        network.choose_rails(own, "10.1.0.5", ["10.1.0"])
 
 
 @pytest.mark.parametrize("text", ["soon", "-3", "nan", "1e12"])

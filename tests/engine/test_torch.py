@@ -21,8 +21,15 @@ torch = pytest.importorskip("torch")
 
 @pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (3, 1), (4, 2)))
 def test_operations(launch, n, hosts):
-    reports = launch("torch_ops.py", n, hosts).must_succeed().reports()
+    reports = launch("torch_ops.py", n, hosts, env={"COLLECTIVE_SUM_ORDER": "ranks"}).must_succeed().reports()
     assert set(reports) == set(range(n))
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(3, 1), (4, 2), (6, 2), pytest.param(6, 3, marks=pytest.mark.slow)])
+def test_half_types_among_hosts_keep_to_their_bound(launch, n, hosts):
+    reports = launch("half_sums.py", n, hosts).must_succeed().reports()
+    assert len({entry["digest"] for entry in reports.values()}) == 1
+    assert reports[0]["rounded"] > 0, "no sum of a host was rounded"
 
 
 @pytest.mark.parametrize("worker", ["complex_tensors.py", "repeated.py"])
@@ -122,14 +129,14 @@ def test_type_checkers_know_a_name_that_is_not_there(package):
 
 @pytest.mark.parametrize(("quota", "ranks", "overlaps"), [(1.0, 1, False), (2.0, 1, True), (2.0, 2, False), (4.0, 2, True)])
 def test_sums_beside_the_backward_pass_need_a_core_that_computes_nothing(monkeypatch, quota, ranks, overlaps):
-    from collective_core.torch.optimizer import reducer
+    from collective_core.torch import handles
 
     monkeypatch.setattr(membership, "current", lambda: SimpleNamespace(cross_size=1, local_size=ranks))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)))
     monkeypatch.setattr(cores, "quota", lambda _process: quota)
-    assert reducer._can_overlap() is overlaps
+    assert handles.can_overlap() is overlaps
 
 
 def test_a_commit_waits_for_what_is_under_way_and_saves_nothing_of_a_failure(launch, tmp_path):

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from collective_core.errors import CollectiveError
 from collective_core.runtime.handshake import HEAD
@@ -49,6 +50,33 @@ def test_what_trains_with_torch_distributed_trains(launch):
         assert report["hooks"] == [True, True]
         assert report["half"] == [2.0] * 3
         assert report["compiled"] == [3.0] * 3
+
+
+@pytest.mark.skipif(not hasattr(torch.UntypedStorage, "_swap_data_ptr_"), reason="PyTorch before 2.13 exchanges no memory")
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_buffers_of_fsdp2_and_buckets_of_ddp_lie_in_the_engines_memory(launch, n):
+    reports = launch("torch_arena.py", n, arguments=["all"]).must_succeed().reports()
+    assert len(reports) == n
+    moved, stays = {"right": True, "moved": 1, "beside": False}, {"right": True, "moved": 0, "beside": False}
+    for report in reports.values():
+        assert report["wrong"] == []
+        expected = {"plain": moved, "beside": {**moved, "beside": True}, "unused": moved, "static": moved}
+        assert report["ddp"] == {**expected, "views": stays, "fp16": {**stays, "beside": report["ddp"]["fp16"]["beside"]}}
+        assert (report["sparse"], report["several"]) == ([3.0] * 4, [True, True])
+        assert (report["buffers"] > 0, report["in_arena"], report["fsdp"]) == (True, True, True)
+        assert (report["kept"], report["freed"], report["again"], report["child"]) == (True, 4 << 20, True, 0)
+        assert (report["nothing"], report["no_room"], report["left"]) == (0, True, 0)
+        assert report["later"] == [sum(range(1, n + 1))]
+        assert report["ddp_again"] == moved
+
+
+def test_memory_of_a_sum_that_has_timed_out_is_not_used_again(launch):
+    reports = launch("torch_arena.py", 2, arguments=["timeout"], env={"COLLECTIVE_TIMEOUT": "2"}, keep_going=True).reports()
+    assert len(reports) == 2
+    assert "no word from rank 1" in reports[0]["error"]
+    for report in reports.values():
+        assert report["error"]
+        assert (report["unchanged"], report["again"], report["arena"]) == (True, False, True)
 
 
 def test_what_pytorchs_tests_ask_of_gloo_works(launch):

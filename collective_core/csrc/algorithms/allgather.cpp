@@ -3,12 +3,12 @@
 // One host: per chunk, every rank copies its part into in[c % 2], barrier, every rank copies out all others' parts. One
 // barrier per chunk; buffers as in broadcast.cpp. Each rank reads and writes B bytes.
 //
-// One host, by cross-memory attach, blocks of one length: every rank reads the others' blocks where they lie into its
-// result, beginning with that of the next rank, then barrier. Each rank reads and writes B bytes once.
+// One host, blocks in the arena, or by cross-memory attach of one length: every rank reads the others' blocks where
+// they lie into its result, beginning with that of the next rank, then barrier. Each rank reads and writes B bytes
+// once.
 //
-// Several hosts, more than few bytes (few_steps.cpp): one broadcast per block, one after the other. Every block crosses
-// every link but one, and while a long block is on its way all links are busy, so the time approaches (H - 1) / H * B /
-// bandwidth ... B / bandwidth, as on a ring.
+// Several hosts, more than few bytes (few_steps.cpp): pairwise (alltoall.cpp), (H - 1) / H B in and out of every host,
+// or without a mesh one broadcast per block, one after the other, each of which crosses every link but one.
 #include <algorithm>
 #include <cstring>
 
@@ -16,17 +16,43 @@
 #include "base/memory.h"
 
 namespace cc {
+namespace {
+
+// Calls read(local rank, byte of its block, target, bytes) for all blocks of the others.
+template <class Read>
+void read_blocks(const DataPhase& phase, Read read) {
+  const Topology& topology = phase.topology();
+  const Operation& operation = phase.operation;
+  const std::vector<uint64_t> offsets = begin_allgather(phase);
+  char* output = operation.received_bytes();
+  char* mine = output + offsets[topology.rank];
+  if (mine != operation.input) std::memcpy(mine, operation.input, operation.header.bytes());
+  for (int k = 1; k < topology.local_size(); ++k) {
+    const int local = (topology.local_rank + k) % topology.local_size(), rank = topology.local_ranks()[local];
+    char* target = output + offsets[rank];
+    const uint64_t block = offsets[rank + 1] - offsets[rank];
+    for (uint64_t begin = 0; begin < block; begin += bytes_between_looks) {
+      phase.group.failure_detector().throw_if_recorded();
+      read(local, begin, target + begin, std::min<uint64_t>(bytes_between_looks, block - begin));
+    }
+  }
+  phase.group.cross_memory().check_open();
+}
+
+}  // namespace
+
+std::vector<uint64_t> offsets_of(const DataPhase& phase) {
+  std::vector<uint64_t> offsets{0};
+  for (const Header* header : phase.headers) offsets.push_back(offsets.back() + header->bytes());
+  return offsets;
+}
 
 std::vector<uint64_t> begin_allgather(const DataPhase& phase) {
   Operation& operation = phase.operation;
-  const size_t size = phase.headers.size();
-  std::vector<uint64_t> offsets(size + 1, 0);
-  operation.received.resize(size);
-  for (size_t r = 0; r < size; ++r) {
-    offsets[r + 1] = offsets[r] + phase.headers[r]->bytes();  // of a rank that has joined: nothing
-    operation.received[r] = phase.headers[r]->dims[0];
-  }
-  operation.gathered_bytes = offsets[size];
+  std::vector<uint64_t> offsets = offsets_of(phase);
+  operation.received.clear();
+  for (const Header* header : phase.headers) operation.received.push_back(header->dims[0]);  // 0 of one that has joined
+  operation.gathered_bytes = offsets.back();
   if (!operation.output || !all_send_as_much(phase)) operation.gathered = memory_for(operation.gathered_bytes);
   return offsets;
 }
@@ -54,36 +80,29 @@ void allgather_local(const DataPhase& phase) {
       return static_cast<size_t>(block > begin ? std::min(chunk_bytes, block - begin) : 0);
     };
     const size_t mine = length_of(topology.rank);
-    if (mine) std::memcpy(group.memory().in(topology.local_rank, chunk), input + begin, mine);
+    if (mine) kernels().copy(group.memory().in(topology.local_rank, chunk), input + begin, mine);
     group.step_barrier(phase.deadline);
     for (int local = 0; local < topology.local_size(); ++local) {
       const int rank = topology.local_ranks()[local];
       if (length_of(rank))
-        std::memcpy(output + offsets[rank] + begin, group.memory().in(local, chunk), length_of(rank));
+        kernels().copy(output + offsets[rank] + begin, group.memory().in(local, chunk), length_of(rank));
     }
   }
 }
 
 void allgather_direct(const DataPhase& phase) {
-  constexpr uint64_t piece_bytes = uint64_t(4) << 20;  // between which a rank looks whether another has failed
-  Group& group = phase.group;
-  const Topology& topology = phase.topology();
-  const Operation& operation = phase.operation;
-  const uint64_t block = operation.header.bytes();
-  run_attached(phase, operation.input, allgather_local, [&] {
-    const std::vector<uint64_t> offsets = begin_allgather(phase);
-    char* output = operation.received_bytes();
-    char* mine = output + offsets[topology.rank];
-    if (mine != operation.input) std::memcpy(mine, operation.input, block);
-    for (int k = 1; k < topology.local_size(); ++k) {
-      const int local = (topology.local_rank + k) % topology.local_size();
-      char* target = output + offsets[topology.local_ranks()[local]];
-      for (uint64_t begin = 0; begin < block; begin += piece_bytes) {
-        group.failure_detector().throw_if_recorded();
-        group.cross_memory().read_input(local, begin, target + begin, std::min(piece_bytes, block - begin));
-      }
-    }
+  run_attached(phase, allgather_local, [&] {
+    read_blocks(phase, [&](int local, uint64_t at, char* target, uint64_t bytes) {
+      phase.group.cross_memory().read_input(local, at, target, bytes);
+    });
   });
+}
+
+void allgather_arena(const DataPhase& phase) {
+  read_blocks(phase, [&](int local, uint64_t at, char* target, uint64_t bytes) {
+    kernels().copy(target, input_in_arena(phase, local) + at, bytes);
+  });
+  phase.group.step_barrier(phase.deadline);
 }
 
 void allgather_by_broadcasts(const DataPhase& phase) {

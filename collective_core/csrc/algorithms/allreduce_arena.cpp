@@ -57,6 +57,13 @@ void reduce_in_blocks(const Reduction& reduction, const std::vector<void*>& outp
 
 }  // namespace
 
+void reduce_into_all(const Reduction& reduction, const std::vector<void*>& outputs,
+                     const std::vector<const void*>& inputs, size_t length) {
+  const int ranks = static_cast<int>(inputs.size());
+  if (kernels().reduce_into_all(reduction, outputs.data(), inputs.data(), ranks, length)) return;
+  reduce_in_blocks(reduction, outputs, inputs, length, false);
+}
+
 void allreduce_arena(const DataPhase& phase) {
   Group& group = phase.group;
   const Header& header = phase.header();
@@ -75,8 +82,18 @@ void allreduce_arena(const DataPhase& phase) {
     in_place = in_place && inputs.back() == outputs.back();
   }
   const bool streams = !in_place && 2 * header.bytes() * static_cast<size_t>(ranks) > cached_bytes();
-  if (streams || !kernels().reduce_into_all(reduction, outputs.data(), inputs.data(), ranks, slice.length)) {
-    reduce_in_blocks(reduction, outputs, inputs, slice.length, streams);
+  constexpr size_t step = bytes_between_looks;
+  for (size_t done = 0; done < slice.length; done += step / element) {
+    const size_t length = std::min(step / element, slice.length - done), bytes = done ? step : 0;
+    for (const void*& input : inputs) input = static_cast<const char*>(input) + bytes;
+    for (void*& output : outputs) output = static_cast<char*>(output) + bytes;
+    group.cross_memory().write_mapped([&] {
+      if (streams) {
+        reduce_in_blocks(reduction, outputs, inputs, length, streams);
+      } else {
+        reduce_into_all(reduction, outputs, inputs, length);
+      }
+    });
   }
   group.step_barrier(phase.deadline);
 }

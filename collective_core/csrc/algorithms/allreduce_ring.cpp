@@ -92,7 +92,8 @@ class RingStream : public SliceStream {
     const bool as_it_is = host_ == 0 && topology_.local_size() == 1 && accumulator_ == element_ &&
                           reduction_.prescale == 1.0 && reduction_.dtype != DType::boolean;
     if (as_it_is) return pass_on(Part::partial, at, length, slice_.inputs[0] + at * element_, accumulator_);
-    slice_.add_to(staged(at), host_ == 0, at, length, phase_, staging_ + window * segment_bytes);
+    slice_.add_to(staged(at), host_ == 0, reduction_of(phase_.operation), at, length, phase_,
+                  staging_ + window * segment_bytes);
     if (host_ < last_) return pass_on(Part::partial, at, length, staged(at), accumulator_);
     kernels().finish(reduction_, result(at), staged(at), length);
     pass_on(Part::result, at, length, result(at), element_);

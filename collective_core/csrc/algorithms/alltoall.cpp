@@ -12,6 +12,9 @@
 //
 // Elsewhere one rank after the other broadcasts what it has for other hosts, and everyone keeps its own part: with H
 // hosts a byte passes up to H - 1 links of the ring.
+//
+// Allgather between hosts that all have a mesh: the same, where rank k sends its block to rank k of every other host,
+// for all ranks there, so a host sends the blocks of its ranks to each other host once.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -27,7 +30,10 @@ namespace {
 
 constexpr uint64_t round_bytes = uint64_t(64) << 20;  // that a rank alone on its host sends all others in a round
 
-// Part of a rank's input that goes to one rank, and where it lies in a stream that holds only some of the parts.
+constexpr int all_ranks = -1;  // of a host
+
+// Part of a rank's input that goes to one rank or to all_ranks, and where it lies in a stream that holds only some of
+// the parts.
 struct Piece {
   int to;
   uint64_t from;  // byte of the input
@@ -51,6 +57,14 @@ Stream stream_of(const std::vector<int64_t>& splits, uint64_t row_bytes, const s
     if (bytes) stream.pieces.push_back({to, from, stream.bytes, bytes});
     stream.bytes += bytes;
   }
+  return stream;
+}
+
+// Of an allgather: all that a rank has.
+Stream stream_of(uint64_t bytes) {
+  Stream stream;
+  if (bytes) stream.pieces.push_back({all_ranks, 0, 0, bytes});
+  stream.bytes = bytes;
   return stream;
 }
 
@@ -108,34 +122,25 @@ struct Pair {
 
 class PairwiseExchange {
  public:
-  // `offsets`: where in what this rank receives each rank's bytes start.
-  PairwiseExchange(const DataPhase& phase, const Splits& splits, const std::vector<uint64_t>& offsets)
+  // `offsets`: where in what this rank receives each rank's bytes start. `stream(rank, ranks)`: of what a rank sends
+  // these ranks of another host. `longest`: bytes of the longest of all ranks' streams.
+  template <class StreamOf>
+  PairwiseExchange(const DataPhase& phase, const std::vector<uint64_t>& offsets, StreamOf stream, uint64_t longest)
       : phase_(phase),
         topology_(phase.topology()),
         offsets_(offsets),
         sockets_(phase.group.connections().to.begin()->second.size()),
         window_((topology_.local_size() == 1 ? round_bytes : phase.group.memory().layout().chunk_bytes) /
-                (topology_.hosts.size() - 1) / cache_line * cache_line) {
-    const uint64_t row_bytes = phase.header().row_bytes();
+                (topology_.hosts.size() - 1) / cache_line * cache_line),
+        rounds_(longest / window_ + (longest % window_ != 0)) {
     for (int k = 1; k < topology_.host_count(); ++k) {
       const std::vector<int>& there = topology_.hosts[(topology_.host + k) % topology_.host_count()];
       Pair& pair = pairs_.emplace_back();
       pair.partner = there[topology_.local_rank];
-      pair.sends = stream_of(splits[topology_.rank], row_bytes, there);
+      pair.sends = stream(topology_.rank, there);
       pair.partners = there;
-      for (const int rank : there) pair.arrives.push_back(stream_of(splits[rank], row_bytes, topology_.local_ranks()));
+      for (const int rank : there) pair.arrives.push_back(stream(rank, topology_.local_ranks()));
     }
-    uint64_t longest = 0;  // of all streams between hosts, so that all ranks have as many rounds
-    for (const std::vector<int>& here : topology_.hosts) {
-      for (const std::vector<int>& there : topology_.hosts) {
-        for (const int rank : here) {
-          int64_t rows = 0;
-          for (const int to : there) rows += splits[rank][to];
-          if (&here != &there) longest = std::max(longest, static_cast<uint64_t>(rows) * row_bytes);
-        }
-      }
-    }
-    rounds_ = longest / window_ + (longest % window_ != 0);
   }
 
   void run() {
@@ -171,10 +176,12 @@ class PairwiseExchange {
     for (size_t p = 0; p < pairs_.size(); ++p) {
       const Pair& pair = pairs_[p];
       std::vector<std::vector<Segment>> sends(sockets_), receives(sockets_);
-      // In turn to the connections.
+      // In turn to the connections, as many to each of a full window.
+      const uint64_t turns = (window_ + segment_bytes * sockets_ - 1) / (segment_bytes * sockets_);
+      const uint64_t most = round_up(window_ / (turns * sockets_) + 1, cache_line);
       const auto deal = [&](std::vector<std::vector<Segment>>* all, const Piece& part, char* memory, size_t* count) {
-        for (uint64_t done = 0; done < part.bytes; done += segment_bytes) {
-          const uint64_t bytes = std::min<uint64_t>(segment_bytes, part.bytes - done);
+        for (uint64_t done = 0; done < part.bytes; done += most) {
+          const uint64_t bytes = std::min<uint64_t>(most, part.bytes - done);
           (*all)[(*count)++ % sockets_].push_back({round * window_ + part.at + done, bytes, memory + done});
         }
       };
@@ -182,8 +189,8 @@ class PairwiseExchange {
       each_part(pair.sends, round,
                 [&](const Piece& part, const Piece&) { deal(&sends, part, input + part.from, &sent); });
       each_part(pair.arrives[topology_.local_rank], round, [&](const Piece& part, const Piece& piece) {
-        char* memory = part.to == topology_.rank ? result(pair.partner, part, piece)
-                                                 : buffer(topology_.local_rank, p, round, part);
+        const bool is_mine = part.to == topology_.rank || topology_.local_size() == 1;
+        char* memory = is_mine ? result(pair.partner, part, piece) : buffer(topology_.local_rank, p, round, part);
         deal(&receives, part, memory, &received);
       });
       char* nothing = phase_.group.memory().in(topology_.local_rank, round);
@@ -197,14 +204,13 @@ class PairwiseExchange {
     run_streams(phase_.group, streams, phase_.deadline);
   }
 
-  // What others of this host have received for this rank.
+  // What has come to this host for this rank, and not to its place.
   void copy_mine(uint64_t round) {
     for (size_t p = 0; p < pairs_.size(); ++p) {
       for (int local = 0; local < topology_.local_size(); ++local) {
-        if (local == topology_.local_rank) continue;
         each_part(pairs_[p].arrives[local], round, [&](const Piece& part, const Piece& piece) {
-          if (part.to != topology_.rank) return;
-          std::memcpy(result(pairs_[p].partners[local], part, piece), buffer(local, p, round, part), part.bytes);
+          if (part.to != all_ranks && (part.to != topology_.rank || local == topology_.local_rank)) return;
+          kernels().copy(result(pairs_[p].partners[local], part, piece), buffer(local, p, round, part), part.bytes);
         });
       }
     }
@@ -215,9 +221,24 @@ class PairwiseExchange {
   const std::vector<uint64_t>& offsets_;
   const size_t sockets_;   // connections to a partner
   const uint64_t window_;  // bytes that a rank sends another host in a round
+  const uint64_t rounds_;  // of all ranks
   std::vector<Pair> pairs_;
-  uint64_t rounds_ = 0;
 };
+
+// Of the longest stream from a rank to the ranks of another host.
+uint64_t longest_stream(const Topology& topology, const Splits& splits, uint64_t row_bytes) {
+  int64_t longest = 0;
+  for (const std::vector<int>& here : topology.hosts) {
+    for (const std::vector<int>& there : topology.hosts) {
+      for (const int rank : here) {
+        int64_t rows = 0;
+        for (const int to : there) rows += splits[rank][to];
+        if (&here != &there) longest = std::max(longest, rows);
+      }
+    }
+  }
+  return static_cast<uint64_t>(longest) * row_bytes;
+}
 
 }  // namespace
 
@@ -261,7 +282,7 @@ void alltoall(const DataPhase& phase) {
     for (const Piece& piece : stream.pieces) {
       if (piece.to != topology.rank) continue;
       const Piece part = within(piece, begin, length);
-      if (part.bytes) std::memcpy(output + offsets[rank] + (part.from - piece.from), window + part.at, part.bytes);
+      if (part.bytes) kernels().copy(output + offsets[rank] + (part.from - piece.from), window + part.at, part.bytes);
     }
   };
 
@@ -277,7 +298,7 @@ void alltoall(const DataPhase& phase) {
     for (const Piece& piece : streams[topology.local_rank].pieces) {
       const Piece part = within(piece, begin, chunk_bytes);
       if (part.bytes)
-        std::memcpy(group.memory().in(topology.local_rank, chunk) + part.at, input + part.from, part.bytes);
+        kernels().copy(group.memory().in(topology.local_rank, chunk) + part.at, input + part.from, part.bytes);
     }
     group.step_barrier(phase.deadline);
     for (int local = 0; local < topology.local_size(); ++local) {
@@ -288,7 +309,12 @@ void alltoall(const DataPhase& phase) {
 
   // The last chunk may still be read: what follows begins with a barrier's distance.
   group.step_barrier(phase.deadline);
-  if (group.has_mesh()) return PairwiseExchange(phase, splits, offsets).run();
+  if (group.has_mesh()) {
+    const auto stream = [&](int rank, const std::vector<int>& ranks) {
+      return stream_of(splits[rank], row_bytes, ranks);
+    };
+    return PairwiseExchange(phase, offsets, stream, longest_stream(topology, splits, row_bytes)).run();
+  }
   chunk = 0;
   for (int root = 0; root < topology.size; ++root) {
     std::vector<int> elsewhere;
@@ -306,6 +332,18 @@ void alltoall(const DataPhase& phase) {
     broadcast_bytes(phase, root, packed.get(), packed.get(), stream.bytes, &chunk);
     keep_mine(stream, root, packed.get(), 0, stream.bytes);
   }
+}
+
+void allgather_pairwise(const DataPhase& phase) {
+  allgather_local(phase);
+  phase.group.step_barrier(phase.deadline);  // the last chunk may still be read
+  const std::vector<uint64_t> offsets = offsets_of(phase);
+  const auto stream = [&](int rank, const std::vector<int>& /*ranks*/) {
+    return stream_of(offsets[rank + 1] - offsets[rank]);
+  };
+  uint64_t longest = 0;
+  for (const Header* header : phase.headers) longest = std::max(longest, header->bytes());
+  PairwiseExchange(phase, offsets, stream, longest).run();
 }
 
 }  // namespace cc

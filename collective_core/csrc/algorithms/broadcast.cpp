@@ -3,49 +3,65 @@
 //
 // Hosts form a chain that starts at the root's host and follows the ring. Per chunk of chunk_bytes:
 //   1. the writer fills its buffer in[c % 2]: on the root's host the root, on other hosts the leader, from the network;
+//      unless the next host is the root's, it sends each segment on while it receives the next one;
 //   2. barrier of the host;
-//   3. the leader sends the chunk to the next host's leader, unless that is the root's host; all others copy it out.
+//   3. the leader of the root's host sends the chunk to the next host's leader; all others copy it out.
 // in[c % 2] is filled again for chunk c + 2, after the barrier of c + 1, which every rank reaches when it has read
 // chunk c.
 //
-// Bytes: N over each of the H - 1 links; chunks follow each other, so the time is N / bandwidth plus H - 2 chunks of
-// latency. Inside a host the root's N are read once and written once per rank, through the cache.
+// Bytes: N over each of the H - 1 links; segments follow each other, so the time is N / bandwidth plus H - 2 segments
+// of latency. Inside a host the root's N are read once and written once per rank, through the cache.
 #include <algorithm>
-#include <cstring>
 
 #include "algorithms/slice_streams.h"
 
 namespace cc {
 namespace {
 
-// A chunk on its way to the next host, or from the previous one.
+// What one of the connections carries of a chunk: from the previous host, or to the next one, or both.
 class ChunkStream : public SliceStream {
  public:
-  ChunkStream(const DataPhase& phase, bool sends, char* buffer, const SegmentHead& head)
-      : SliceStream(phase, phase.group.next_rank(), phase.group.previous_rank(), 0),
+  // `begin`: of the chunk. `part`: of `buffer`, in which the chunk is.
+  ChunkStream(const DataPhase& phase, int number, bool receives, bool sends, char* buffer, uint64_t begin,
+              const Slice& part)
+      : SliceStream(phase, phase.group.next_rank(), phase.group.previous_rank(), number),
         sends_(sends),
         buffer_(buffer),
-        head_(head) {
-    if (sends) outgoing.post(head, buffer, head.length);
+        begin_(begin),
+        end_(part.begin + part.length),
+        received_(receives ? part.begin : end_) {
+    for (size_t at = part.begin; sends && !receives && at < end_; at += next_length(at)) post(at);
   }
-  bool done() const override { return sends_ ? outgoing.completed() == outgoing.posted() : received_; }
-  bool wants_to_receive() const override { return !sends_; }
-  bool wants_to_send() const override { return sends_; }
+  bool done() const override { return !wants_to_receive() && !wants_to_send(); }
+  bool wants_to_receive() const override { return received_ < end_; }
+  bool wants_to_send() const override { return outgoing.completed() < outgoing.posted(); }
 
  private:
+  size_t next_length(size_t at) const { return std::min(segment_bytes, end_ - at); }
+  void post(size_t at) {
+    const size_t length = next_length(at);
+    outgoing.post({operation_.header.sequence, Part::result, begin_ + at, length}, buffer_ + at, length);
+  }
   void advance() override {
-    if (sends_) return send();
+    if (wants_to_receive()) receive_next();
+    if (wants_to_send()) send();
+  }
+  void receive_next() {
     const SegmentHead* head = arrived();
     if (!head) return;
-    if (head->sequence != head_.sequence || head->begin != head_.begin || head->length != head_.length)
+    const size_t length = next_length(received_);
+    if (head->sequence != operation_.header.sequence || head->begin != begin_ + received_ || head->length != length)
       unexpected_segment();
-    received_ = receive(buffer_, head_.length);
+    if (!receive(buffer_ + received_, length)) return;
+    if (sends_) post(received_);
+    received_ += length;
   }
 
   const bool sends_;
   char* const buffer_;
-  const SegmentHead head_;
-  bool received_ = false;
+  const uint64_t begin_;
+  const size_t end_;
+  size_t received_;
 };
 
 }  // namespace
@@ -75,18 +91,21 @@ void broadcast_bytes(const DataPhase& phase, int root, const void* source, void*
   for (uint64_t begin = 0; begin < bytes; begin += chunk_bytes, ++*chunk) {
     const size_t length = static_cast<size_t>(std::min(chunk_bytes, bytes - begin));
     char* buffer = group.memory().in(writer_local, *chunk);
-    if (topology.rank == root) std::memcpy(buffer, static_cast<const char*>(source) + begin, length);
-    const auto pass = [&](bool sends) {
+    if (topology.rank == root) kernels().copy(buffer, static_cast<const char*>(source) + begin, length);
+    const auto pass = [&](bool receives, bool sends) {
       if (in_few_steps) return broadcast_step(phase, root_host, buffer, length, sends);
-      SliceStreams one;
-      one.push_back(std::make_unique<ChunkStream>(phase, sends, buffer,
-                                                  SegmentHead{phase.header().sequence, Part::result, begin, length}));
-      run_streams(group, one, deadline);
+      const int sockets = static_cast<int>(group.connections().to.at(group.next_rank()).size());
+      SliceStreams streams;
+      for (int number = 0; number < sockets; ++number) {
+        const Slice part = slice_of(length, number, sockets, 1);
+        streams.push_back(std::make_unique<ChunkStream>(phase, number, receives, sends, buffer, begin, part));
+      }
+      run_streams(group, streams, deadline);
     };
-    if (topology.rank == writer && !here) pass(false);
+    if (topology.rank == writer && !here) pass(true, passes_on && !in_few_steps);
     group.step_barrier(deadline, in_few_steps ? rank_grace_s : barrier_grace_s);
-    if (passes_on) pass(true);
-    if (topology.rank != root) std::memcpy(static_cast<char*>(target) + begin, buffer, length);
+    if (passes_on && (here || in_few_steps)) pass(false, true);
+    if (topology.rank != root) kernels().copy(static_cast<char*>(target) + begin, buffer, length);
   }
 }
 

@@ -15,15 +15,13 @@ void broadcast_inline(const DataPhase& phase);
 void allgather_inline(const DataPhase& phase);
 
 void allreduce_local(const DataPhase& phase);
-// By cross-memory attach; where not all of these tensors can be attached to, as allreduce_local.
-void allreduce_direct(const DataPhase& phase);
 // For tensors that lie in the arena on every rank of this host.
 void allreduce_arena(const DataPhase& phase);
 // Where Group::adds_by_mesh().
 void allreduce_mesh(const DataPhase& phase);
 void allreduce_ring(const DataPhase& phase);
 
-// In rank order, as the ring: of few bytes, where pays_in_few_steps.
+// In the order of the mesh or the ring: of few bytes, where pays_in_few_steps.
 void allreduce_few_steps(const DataPhase& phase);
 bool pays_in_few_steps(const DataPhase& phase);
 // The one to take of those between hosts.
@@ -35,6 +33,8 @@ void broadcast(const DataPhase& phase);
 void reducescatter_local(const DataPhase& phase);
 // By cross-memory attach; where not all of these tensors can be attached to, as reducescatter_local.
 void reducescatter_direct(const DataPhase& phase);
+// Of inputs in the arena, in a host.
+void reducescatter_arena(const DataPhase& phase);
 void reducescatter_mesh(const DataPhase& phase);
 void reducescatter_by_allreduce(const DataPhase& phase);
 
@@ -43,7 +43,11 @@ void allgather_local(const DataPhase& phase);
 // By cross-memory attach, where all send as much; where not all of these tensors can be attached to, as
 // allgather_local.
 void allgather_direct(const DataPhase& phase);
+// Of inputs in the arena, in a host.
+void allgather_arena(const DataPhase& phase);
 void allgather_by_broadcasts(const DataPhase& phase);
+// Where Group::has_mesh().
+void allgather_pairwise(const DataPhase& phase);
 // Between hosts, of at most Layout::chunk_bytes in all.
 void allgather_few_steps(const DataPhase& phase);
 
@@ -67,8 +71,24 @@ inline Reduction reduction_of(const Operation& operation) {
           header.postscale};
 }
 
-// out = the sums, which `accumulate` has made, added in their order and rounded. The first is overwritten.
-void finish_sums(const Reduction& reduction, void* out, const std::vector<const void*>& sums, size_t length);
+// Where hosts' sums are added (mesh.cpp): of the ranks of a host, into a sum of the element's type, and of these sums.
+// Half types: within a host a sum or average is divided by a power of two, exactly, so that it stays in range, and
+// factors are applied to what hosts have sent, in float32.
+Reduction reduction_within(const DataPhase& phase);
+Reduction reduction_among_hosts(const DataPhase& phase);
+
+// All outputs = the inputs, reduced in their order; outputs may be inputs (allreduce_arena.cpp).
+void reduce_into_all(const Reduction& reduction, const std::vector<void*>& outputs,
+                     const std::vector<const void*>& inputs, size_t length);
+
+// Read or written in a host's memory, between looks whether another rank has failed or given up.
+constexpr size_t bytes_between_looks = size_t(4) << 20;
+
+// Where the input of another rank of this host lies, whose header says so.
+inline const char* input_in_arena(const DataPhase& phase, int local_rank) {
+  const int rank = phase.topology().local_ranks()[local_rank];
+  return phase.group.arena()->at(phase.topology().peers[rank].global_rank, phase.headers[rank]->input_location);
+}
 
 // The part of n elements that worker `index` of `workers` takes; boundaries lie on cache lines so that no two workers
 // write one line. Later slices may be shorter or empty.
@@ -82,27 +102,16 @@ inline Slice slice_of(size_t n, int index, int workers, size_t element_bytes) {
   return {begin, n - begin < share ? n - begin : share};
 }
 
-// By cross-memory attach: `transfer`, and then a barrier, where all ranks of this host can attach to all of these
-// tensors; elsewhere `otherwise`. `output`: what the others write to, or the input where they only read.
+// By cross-memory attach: `transfer`, which reads the others' inputs, and then a barrier, where all ranks of this host
+// can attach to all of them; elsewhere `otherwise`.
 template <class Transfer>
-void run_attached(const DataPhase& phase, const void* output, Algorithm otherwise, Transfer transfer) {
+void run_attached(const DataPhase& phase, Algorithm otherwise, Transfer transfer) {
   CrossMemory& cross_memory = phase.group.cross_memory();
   const Operation& operation = phase.operation;
-  try {
-    if (cross_memory.attach(operation.input, const_cast<void*>(output), operation.header.bytes(), phase.deadline)) {
-      transfer();
-      return phase.group.step_barrier(phase.deadline);
-    }
-  } catch (...) {
-    cross_memory.close();
-    throw;
-  }
-  otherwise(phase);
+  if (!cross_memory.attach(operation.input, operation.header.bytes(), phase.deadline)) return otherwise(phase);
+  transfer();
+  phase.group.step_barrier(phase.deadline);
 }
-
-// Reduces a slice of the tensors to which the ranks of this host have attached, in rank order, into `result`, block by
-// block (allreduce_direct.cpp). `spread`: into the same place of the others' results, too.
-void reduce_attached(const DataPhase& phase, const Slice& slice, char* result, bool spread);
 
 // Rows are dealt out as evenly as can be, the first ranks get one more.
 struct Rows {
@@ -124,6 +133,7 @@ void broadcast_step(const DataPhase& phase, int root_host, char* bytes, size_t n
 // Finds `received` in the headers and the memory for `received_bytes`. Returns where in it each rank's bytes start;
 // they end where the next rank's start.
 std::vector<uint64_t> begin_allgather(const DataPhase& phase);
+std::vector<uint64_t> offsets_of(const DataPhase& phase);  // these, again
 // Whether every rank's tensor has as many bytes as this one's.
 bool all_send_as_much(const DataPhase& phase);
 

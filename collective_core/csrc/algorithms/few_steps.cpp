@@ -5,13 +5,14 @@
 // Allreduce of N bytes, host h owns the h-th part of the elements:
 //   1. every host sends the values of its ranks to their owners, by the index algorithm of Bruck et al. (1997): what is
 //      for the host at distance j before it goes 2^k hosts back in step k, for every bit k of j;
-//   2. the owner adds them in rank order and rounds once;
+//   2. the owner adds them in rank order and rounds once; where hosts' sums are added (mesh.cpp), these travel in place
+//      of the values;
 //   3. hosts send on the results that they know, twice as many in each step (dissemination.h).
 // A tree of sums would need a step less in every two and P times fewer bytes, but the order of its sums would follow
 // the hosts: this one moves values and adds at the owner, so the bits are those of all other ways.
 //
-// Network, with P ranks per host: about P N log2(H) / 2 + N bytes sent by every host, in 2 log2 H steps. A ring sends 2
-// N bytes, in 2 (H-1) steps.
+// Network, with P ranks per host: about P N log2(H) / 2 + N bytes sent by every host, without P where hosts' sums
+// travel, in 2 log2 H steps. A ring sends 2 N bytes, in 2 (H-1) steps.
 //
 // Broadcast: a binomial tree; log2 H steps, N bytes over each of H - 1 connections. Allgather: as 3.
 //
@@ -68,10 +69,11 @@ class Owners {
         topology_(phase.topology()),
         element_(size_of(phase.header().dtype)),
         hosts_(topology_.hosts.size()),
-        me_(static_cast<size_t>(topology_.host)) {
-    size_t ranks = 0;
-    for (const std::vector<int>& of_host : topology_.hosts) ranks = std::max(ranks, of_host.size());
-    stride_ = part(0).length * ranks * element_;
+        me_(static_cast<size_t>(topology_.host)),
+        by_host_(phase.group.adds_by_host(phase.header())) {
+    size_t most = 0;
+    for (size_t host = 0; host < hosts_; ++host) most = std::max(most, values_of(host));
+    stride_ = part(0).length * most * element_;
     blocks_ = phase.group.staging(hosts_ * stride_);
   }
 
@@ -80,13 +82,19 @@ class Owners {
   }
   // Block j: the values for the host at distance j before this one; in the end those of the host at distance j after.
   void fill() {
+    std::vector<const void*>& values = phase_.group.sources();
     for (size_t j = 0; j < hosts_; ++j) {
       const Rows of = part(from_me(hosts_ - j));
-      for (int r = 0; r < topology_.local_size(); ++r) {
-        if (!of.length) continue;
-        std::memcpy(block(j) + static_cast<size_t>(r) * of.length * element_,
-                    phase_.group.memory().in(r, 0) + of.begin * element_, of.length * element_);
+      if (!of.length) continue;
+      values.clear();
+      for (int r = 0; r < topology_.local_size(); ++r)
+        values.push_back(phase_.group.memory().in(r, 0) + of.begin * element_);
+      const size_t bytes = of.length * element_;
+      if (by_host_) {
+        kernels().reduce(reduction_within(phase_), block(j), values.data(), topology_.local_size(), of.length);
+        continue;
       }
+      for (size_t r = 0; r < values.size(); ++r) std::memcpy(block(j) + r * bytes, values[r], bytes);
     }
   }
   void deliver() {
@@ -118,15 +126,15 @@ class Owners {
     std::vector<const void*>& sources = phase_.group.sources();
     sources.clear();
     for (size_t host = 0; host < hosts_; ++host) {
-      for (size_t r = 0; r < topology_.hosts[host].size(); ++r)
-        sources.push_back(block((host + hosts_ - me_) % hosts_) + r * bytes);
+      for (size_t r = 0; r < values_of(host); ++r) sources.push_back(block((host + hosts_ - me_) % hosts_) + r * bytes);
     }
-    kernels().reduce(reduction_of(phase_.operation), sum, sources.data(), static_cast<int>(sources.size()),
-                     part(me_).length);
+    const Reduction reduction = by_host_ ? reduction_among_hosts(phase_) : reduction_of(phase_.operation);
+    kernels().reduce(reduction, sum, sources.data(), static_cast<int>(sources.size()), part(me_).length);
   }
 
  private:
   size_t from_me(size_t distance) const { return (me_ + distance) % hosts_; }
+  size_t values_of(size_t host) const { return by_host_ ? 1 : topology_.hosts[host].size(); }  // in a block
   char* block(size_t j) { return blocks_ + j * stride_; }
   // The blocks that move in a step, at a host at distance `after` from this one.
   template <class Act>
@@ -135,13 +143,14 @@ class Owners {
     for (size_t j = bit; j < hosts_; ++j) {
       if (!(j & bit)) continue;
       const size_t origin = from_me(after + (j & (bit - 1))), owner = (origin + hosts_ - j) % hosts_;
-      act(block(j), topology_.hosts[origin].size() * part(owner).length * element_);
+      act(block(j), values_of(origin) * part(owner).length * element_);
     }
   }
 
   const DataPhase& phase_;
   const Topology& topology_;
   const size_t element_, hosts_, me_;
+  const bool by_host_;
   size_t stride_;  // bytes of a block
   char* blocks_;
 };
@@ -160,6 +169,9 @@ bool pays_in_few_steps(const DataPhase& phase) {
   const Topology& topology = phase.topology();
   const int hosts = topology.host_count(), steps = doublings(hosts), ranks = (topology.size + hosts - 1) / hosts;
   const uint64_t bytes = phase.header().bytes();
+  // The mesh takes two steps, and many messages in each.
+  if (phase.group.adds_by_mesh(phase.header()))
+    return phase.group.adds_by_host(phase.header()) && hosts > 2 && bytes <= hop_bytes;
   return bytes <= phase.group.memory().layout().chunk_bytes &&
          bytes * static_cast<uint64_t>(ranks * steps) / 2 <= hop_bytes * static_cast<uint64_t>(2 * (hosts - 1 - steps));
 }

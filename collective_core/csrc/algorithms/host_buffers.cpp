@@ -1,7 +1,7 @@
 #include "algorithms/host_buffers.h"
 
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 namespace cc {
 namespace {
@@ -30,6 +30,8 @@ HostBuffers whole(const DataPhase& phase, bool attaches) {
     buffers.inputs.push_back(arena.at(global_rank, phase.headers[r]->input_location));
     buffers.outputs.push_back(arena.at(global_rank, phase.headers[r]->output_location));
   }
+  // Its own first: results are received there, and spread() writes those of the others, which may have given up.
+  std::swap(buffers.outputs.front(), buffers.outputs[static_cast<size_t>(topology.local_rank)]);
   return buffers;
 }
 
@@ -44,7 +46,7 @@ void run_in_chunks(const DataPhase& phase, void (*move)(const DataPhase&, const 
   uint64_t chunk = 0;
   for (uint64_t begin = 0; begin < header.count; begin += chunk_elements, ++chunk) {
     const size_t length = static_cast<size_t>(std::min(chunk_elements, header.count - begin));
-    std::memcpy(group.memory().in(topology.local_rank, chunk), input + begin * element, length * element);
+    kernels().copy(group.memory().in(topology.local_rank, chunk), input + begin * element, length * element);
     group.step_barrier(phase.deadline);
     if (topology.local_rank < topology.channels()) {
       HostBuffers buffers{begin, length, {}, {group.memory().out(chunk)}};
@@ -52,7 +54,7 @@ void run_in_chunks(const DataPhase& phase, void (*move)(const DataPhase&, const 
       move(phase, buffers.part(slice_of(length, topology.local_rank, topology.channels(), element), element));
     }
     group.step_barrier(phase.deadline);
-    std::memcpy(output + begin * element, group.memory().out(chunk), length * element);
+    kernels().copy(output + begin * element, group.memory().out(chunk), length * element);
   }
 }
 
@@ -65,8 +67,8 @@ HostBuffers HostBuffers::part(const Slice& slice, size_t element) const {
   return buffers;
 }
 
-void HostBuffers::add_to(char* sum, bool fresh, size_t at, size_t count, const DataPhase& phase, char* block) const {
-  const Reduction reduction = reduction_of(phase.operation);
+void HostBuffers::add_to(char* sum, bool fresh, const Reduction& reduction, size_t at, size_t count,
+                         const DataPhase& phase, char* block) const {
   const size_t element = size_of(reduction.dtype);
   const Topology& topology = phase.topology();
   std::vector<const void*>& sources = phase.group.sources();
@@ -94,7 +96,10 @@ void HostBuffers::spread(size_t at, size_t count, const DataPhase& phase) const 
     if (r == phase.topology().local_rank) continue;
     phase.group.cross_memory().write_output(r, (begin + at) * element, result, count * element);
   }
-  for (size_t r = 1; r < outputs.size(); ++r) std::memcpy(outputs[r] + at * element, result, count * element);
+  if (outputs.size() < 2) return;
+  phase.group.cross_memory().write_mapped([&] {
+    for (size_t r = 1; r < outputs.size(); ++r) kernels().copy(outputs[r] + at * element, result, count * element);
+  });
 }
 
 bool all_accessible(const DataPhase& phase) {
@@ -107,15 +112,9 @@ bool all_accessible(const DataPhase& phase) {
 void run_in_place(const DataPhase& phase, const std::function<void(const HostBuffers&)>& move) {
   const Topology& topology = phase.topology();
   const bool attaches = topology.local_size() > 1 && !in_arena(topology.local_ranks(), phase.headers);
-  CrossMemory& cross_memory = phase.group.cross_memory();
-  try {
-    if (attaches) cross_memory.publish(phase.operation.input, phase.operation.output, phase.deadline);
-    if (topology.local_rank < topology.channels()) move(whole(phase, attaches));
-    phase.group.step_barrier(phase.deadline);
-  } catch (...) {
-    if (attaches) cross_memory.close();
-    throw;
-  }
+  if (attaches) phase.group.cross_memory().publish(phase.operation.input, phase.operation.output, phase.deadline);
+  if (topology.local_rank < topology.channels()) move(whole(phase, attaches));
+  phase.group.step_barrier(phase.deadline);
 }
 
 void run_between_hosts(const DataPhase& phase, void (*move)(const DataPhase&, const HostBuffers&)) {

@@ -27,9 +27,10 @@ struct HostBuffers {
   bool attaches = false;            // they are this rank's alone: those of the others take cross-memory attach
 
   HostBuffers part(const Slice& slice, size_t element) const;
-  // Adds this host's ranks to `sum`, `count` accumulators of the elements from `at`. `fresh`: there is nothing in it.
-  // `block`: memory for as many elements, for attach.
-  void add_to(char* sum, bool fresh, size_t at, size_t count, const DataPhase& phase, char* block) const;
+  // Adds this host's ranks to `sum` as `reduction` says, `count` accumulators of the elements from `at`. `fresh`: there
+  // is nothing in it. `block`: memory for as many elements, for attach.
+  void add_to(char* sum, bool fresh, const Reduction& reduction, size_t at, size_t count, const DataPhase& phase,
+              char* block) const;
   // Copies a result from the first output to the others.
   void spread(size_t at, size_t count, const DataPhase& phase) const;
 };

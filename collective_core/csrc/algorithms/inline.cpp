@@ -20,42 +20,43 @@ void reduce_inline(const DataPhase& phase) {
     begin = mine.begin * (header.count / rows);
     length = mine.length * (header.count / rows);
   }
+  const size_t element = size_of(header.dtype);
+  const auto* input = static_cast<const char*>(operation.input);
+  const auto* output = static_cast<const char*>(operation.output);
+  const bool is_apart = output + length * element <= input || input + header.bytes() <= output;
+  // This rank's own values are read where the caller has them: the slot's cache lines are on their way to the others.
+  const bool has_travelled = header.inline_bytes == header.bytes();  // but for large ones of a rank that is alone
+  const bool from_input = is_apart || output == input + begin * element || !has_travelled;
   std::vector<const void*>& sources = phase.group.sources();
   const auto gather = [&](const std::vector<int>& ranks) {
     sources.clear();
     for (const int r : ranks) {
-      const Header* theirs = phase.headers[r];
-      if (theirs->kind == Kind::join) continue;
-      const void* payload = HostMemory::payload(theirs);
-      sources.push_back(static_cast<const char*>(topology.size == 1 ? operation.input : payload) +
-                        begin * size_of(header.dtype));
+      if (phase.headers[r]->kind == Kind::join) continue;
+      const char* values = r == topology.rank && from_input
+                               ? input
+                               : HostMemory::payload(phase.group.memory().header_of(header.sequence, r));
+      sources.push_back(values + begin * element);
     }
     return static_cast<int>(sources.size());
   };
   const Reduction reduction = reduction_of(operation);
-  if (topology.local_size() == 1 || !phase.group.adds_by_mesh()) {
+  if (!phase.group.adds_by_host(header)) {
     const int count = gather(topology.order);
     return kernels().reduce(reduction, operation.output, sources.data(), count, length);
   }
-  const size_t bytes = round_up(length * accumulator_size_of(header.dtype), cache_line);
+  const Reduction within = reduction_within(phase);
+  const size_t bytes = round_up(length * size_of(header.dtype), cache_line);
   char* sums = phase.group.staging(bytes * topology.hosts.size());
   std::vector<const void*> of_hosts;
   for (const std::vector<int>& ranks : topology.hosts) {
     char* sum = sums + of_hosts.size() * bytes;
     const int count = gather(ranks);
     if (!count) continue;
-    kernels().accumulate(reduction, sum, true, sources.data(), count, length);
+    kernels().reduce(within, sum, sources.data(), count, length);
     of_hosts.push_back(sum);
   }
-  finish_sums(reduction, operation.output, of_hosts, length);
-}
-
-void finish_sums(const Reduction& reduction, void* out, const std::vector<const void*>& sums, size_t length) {
-  const bool is_half = accumulator_size_of(reduction.dtype) != size_of(reduction.dtype);
-  const Reduction plain{is_half ? DType::f32 : reduction.dtype, reduction.op, 1, 1.0, 1.0};
-  void* first = const_cast<void*>(sums[0]);
-  kernels().accumulate(plain, first, false, sums.data() + 1, static_cast<int>(sums.size()) - 1, length);
-  kernels().finish(reduction, out, first, length);
+  kernels().reduce(reduction_among_hosts(phase), operation.output, of_hosts.data(), static_cast<int>(of_hosts.size()),
+                   length);
 }
 
 void broadcast_inline(const DataPhase& phase) {

@@ -10,14 +10,14 @@
 // That cannot block: a host always has values to send, and takes whatever it still needs for its own sum.
 //
 // Network, for a tensor of N bytes: 2 (H-1)/H N sent and received by every host, which is the least, and half of it for
-// a reduce-scatter. With a rank per host values travel as they are, so half types take half of what float32 takes; sums
-// of several ranks' half types travel as float32. Latency: two segments.
+// a reduce-scatter: half types take half of what float32 takes. Latency: two segments.
 //
-// Buffers: a segment of every host; of several ranks the segment that is sent to a host, and one of another rank
-// (host_buffers.h). Results go straight to their place.
+// Buffers: a segment of every host; of several ranks the segment that is sent to a host, one of another rank
+// (host_buffers.h), and one of float32 in which half types are summed. Results go straight to their place.
 //
 // Order: host by host, and within a host rank by rank: ((x0 + x1) + ...) + ((xp + x(p+1)) + ...) + ... for every
-// element, which with a rank per host is the rank order; slice, part, segment and connection do not matter.
+// element, which with a rank per host is the rank order; slice, part, segment and connection do not matter. Half types
+// are summed in float32 within a host and among hosts; the sum of a host with several ranks is rounded once, to travel.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -38,33 +38,38 @@ size_t mesh_segment_bytes(int hosts) {
 // The values of a host that travel: those of its rank, or sums of its ranks'.
 class HostValues {
  public:
+  // `block`: memory for a segment, and then for as many accumulators.
   HostValues(const DataPhase& phase, const HostBuffers& of_host, char* block)
       : buffers(of_host),
-        are_sums(phase.topology().local_size() > 1),
-        width(are_sums ? accumulator_size_of(phase.header().dtype) : size_of(phase.header().dtype)),
         phase_(phase),
-        block_(block) {}
+        element_(size_of(phase.header().dtype)),
+        of_ranks_(reduction_within(phase)),
+        of_hosts_(reduction_among_hosts(phase)),
+        block_(block),
+        accumulators_(block + mesh_segment_bytes(phase.topology().host_count())) {}
 
   // `length` of them from element `at` on: where they lie, or in `staging`.
   const char* get(size_t at, size_t length, char* staging) const {
-    if (!are_sums) return buffers.inputs[0] + at * width;
-    buffers.add_to(staging, true, at, length, phase_, block_);
+    if (phase_.topology().local_size() == 1) return buffers.inputs[0] + at * element_;
+    const bool half = is_half(of_ranks_.dtype);
+    char* sum = half ? accumulators_ : staging;
+    buffers.add_to(sum, true, of_ranks_, at, length, phase_, block_);
+    if (half) kernels().finish(of_ranks_, staging, sum, length);
     return staging;
   }
-  // out = the hosts' values, the first of which may be overwritten, added in their order, and rounded.
+  // out = the hosts' values, added in their order, and rounded.
   void reduce(void* out, const std::vector<const void*>& hosts, size_t length) const {
-    const Reduction reduction = reduction_of(phase_.operation);
-    if (are_sums) return finish_sums(reduction, out, hosts, length);
-    kernels().reduce(reduction, out, hosts.data(), static_cast<int>(hosts.size()), length);
+    kernels().reduce(of_hosts_, out, hosts.data(), static_cast<int>(hosts.size()), length);
   }
 
   const HostBuffers& buffers;
-  const bool are_sums;
-  const size_t width;  // bytes of a value
 
  private:
   const DataPhase& phase_;
+  const size_t element_;
+  const Reduction of_ranks_, of_hosts_;
   char* const block_;
+  char* const accumulators_;
 };
 
 // The part of this host's own that the connections of one number carry.
@@ -77,13 +82,13 @@ class OwnPart {
         result_(result),
         element_(size_of(phase.header().dtype)),
         host_(phase.topology().host),
-        segment_(mesh_segment_bytes(phase.topology().host_count()) / values.width),
+        segment_(mesh_segment_bytes(phase.topology().host_count()) / element_),
         sources_(phase.topology().hosts.size()),
         staging_(staging) {}
 
   size_t segment() const { return segment_; }  // elements
   // Where the segment of a host goes that is to be added next.
-  char* staging_of(int host) const { return staging_ + static_cast<size_t>(host) * segment_ * values_.width; }
+  char* staging_of(int host) const { return staging_ + static_cast<size_t>(host) * segment_ * element_; }
   const char* result(size_t at) const { return result_ + at * element_; }
   size_t summed() const { return summed_; }
 
@@ -164,7 +169,7 @@ class MeshStream : public SliceStream {
     } else if (asked_ < theirs_.length) {
       const size_t length = std::min(own_.segment(), theirs_.length - asked_);
       const char* values = values_.get(theirs_.begin + asked_, length, staging_);
-      begin(Part::partial, theirs_, values, length * values_.width, length, &asked_);
+      begin(Part::partial, theirs_, values, length * element_, length, &asked_);
     }
   }
   void begin(Part part, const Slice& of, const char* bytes, size_t size, size_t length, size_t* done) {
@@ -180,7 +185,7 @@ class MeshStream : public SliceStream {
     if (must_wait()) return;
     const auto length = static_cast<size_t>(head.length);
     if (head.part == Part::partial) {
-      if (!receive(own_.staging_of(host_), length * values_.width)) return;
+      if (!receive(own_.staging_of(host_), length * element_)) return;
       got_values_ += length;
       const size_t before = own_.summed();
       if (own_.add(length) && wants_results_) values_.buffers.spread(own_.slice.begin + before, length, phase_);
@@ -228,7 +233,7 @@ void run_mesh(const DataPhase& phase, const HostBuffers& buffers, const std::vec
   const bool are_sums = topology.local_size() > 1;
   // Of a connection: segments of all hosts, and those to send to all others.
   const size_t own_bytes = segment * hosts * (are_sums ? 2 : 1);
-  char* staging = phase.group.staging(own_bytes * sockets + segment);
+  char* staging = phase.group.staging(own_bytes * sockets + segment * 3);
   const HostValues values(phase, buffers, staging + own_bytes * sockets);
   const auto part_of = [&](size_t host, size_t number) {
     const Slice part = slice_of(parts[host].length, static_cast<int>(number), static_cast<int>(sockets), element);
@@ -261,6 +266,29 @@ void move_slice(const DataPhase& phase, const HostBuffers& buffers) {
 }
 
 }  // namespace
+
+Reduction reduction_within(const DataPhase& phase) {
+  Reduction reduction = reduction_of(phase.operation);
+  reduction.divisor = 1;
+  reduction.postscale = 1.0;
+  if (!is_half(reduction.dtype)) return reduction;
+  const bool flips = reduction.prescale < 0;
+  reduction.prescale = 1.0;
+  if (reduction.op == ReduceOp::min || reduction.op == ReduceOp::max) {
+    if (flips) reduction.op = reduction.op == ReduceOp::min ? ReduceOp::max : ReduceOp::min;
+    return reduction;
+  }
+  while (reduction.postscale * phase.topology().local_size() > 1) reduction.postscale /= 2;
+  return reduction;
+}
+
+Reduction reduction_among_hosts(const DataPhase& phase) {
+  Reduction reduction = reduction_of(phase.operation);
+  if (phase.topology().local_size() == 1) return reduction;
+  if (!is_half(reduction.dtype)) reduction.prescale = 1.0;
+  reduction.postscale /= reduction_within(phase).postscale;
+  return reduction;
+}
 
 void allreduce_mesh(const DataPhase& phase) {
   run_between_hosts(phase, move_slice);

@@ -7,17 +7,19 @@
 namespace cc {
 namespace {
 
-// Cross-memory attach makes 2 (P-1) system calls for a block of a slice, which cost more than a second copy in cache
-// where the tensor has fewer bytes.
+// Of a reduce-scatter's tensor or an allgather's block: for fewer bytes the system calls and page walks of cross-memory
+// attach, which every rank makes for every other, take longer than a second copy in cache.
 uint64_t min_direct_bytes(int ranks) {
-  return (uint64_t(16) << 10) * static_cast<uint64_t>(ranks * (ranks - 1));
+  return (uint64_t(256) << 10) * static_cast<uint64_t>(ranks - 1);
 }
 
-// Whether every rank of this host has its tensor in the arena.
+// Whether every rank of this host has its tensor in the arena, of which an allreduce also writes the others' outputs.
 bool all_in_arena(const DataPhase& phase) {
+  const bool writes = phase.header().kind == Kind::allreduce;
   const std::vector<int>& ranks = phase.topology().local_ranks();
-  return std::all_of(ranks.begin(), ranks.end(),
-                     [&](int r) { return phase.headers[r]->input_location && phase.headers[r]->output_location; });
+  return std::all_of(ranks.begin(), ranks.end(), [&](int r) {
+    return phase.headers[r]->input_location && (phase.headers[r]->output_location || !writes);
+  });
 }
 
 // Whether every rank's tensor has travelled with its header; of a rank that has joined it is empty.
@@ -38,16 +40,11 @@ bool fits_a_chunk(const DataPhase& phase) {
   return all <= phase.group.memory().layout().chunk_bytes;
 }
 
-Algorithm allreduce_on_host(const DataPhase& phase) {
-  if (all_in_arena(phase)) return allreduce_arena;
-  return pays_to_attach(phase, phase.header().bytes()) ? allreduce_direct : allreduce_local;
-}
-
 }  // namespace
 
 Algorithm allreduce_between_hosts(const DataPhase& phase) {
-  if (phase.group.adds_by_mesh()) return allreduce_mesh;
-  return pays_in_few_steps(phase) ? allreduce_few_steps : allreduce_ring;
+  if (pays_in_few_steps(phase)) return allreduce_few_steps;
+  return phase.group.adds_by_mesh(phase.header()) ? allreduce_mesh : allreduce_ring;
 }
 
 Algorithm select_algorithm(const DataPhase& phase) {
@@ -63,14 +60,16 @@ Algorithm select_algorithm(const DataPhase& phase) {
       if (header.count == 0) return nullptr;
       if (is_small || alone) return reduce_inline;
       if (phase.external) return external_allreduce;
-      if (one_host) return allreduce_on_host(phase);
+      if (one_host) return all_in_arena(phase) ? allreduce_arena : allreduce_local;
       return allreduce_between_hosts(phase);
     case Kind::reducescatter:
       if (header.count == 0) return nullptr;
       if (is_small || alone) return reduce_inline;
       if (phase.external) return external_reducescatter;
+      if (one_host && all_in_arena(phase)) return reducescatter_arena;
       if (one_host) return pays_to_attach(phase, header.bytes()) ? reducescatter_direct : reducescatter_local;
-      return phase.group.adds_by_mesh() ? reducescatter_mesh : reducescatter_by_allreduce;
+      return phase.group.adds_by_mesh(header) && !pays_in_few_steps(phase) ? reducescatter_mesh
+                                                                           : reducescatter_by_allreduce;
     case Kind::broadcast:
       if (header.count == 0 || alone) return nullptr;
       if (is_small) return broadcast_inline;
@@ -78,7 +77,9 @@ Algorithm select_algorithm(const DataPhase& phase) {
     case Kind::allgather:
       if (all_inline(phase)) return allgather_inline;
       if (phase.external) return external_allgather;
-      if (!one_host) return fits_a_chunk(phase) ? allgather_few_steps : allgather_by_broadcasts;
+      if (!one_host && fits_a_chunk(phase)) return allgather_few_steps;
+      if (!one_host) return phase.group.has_mesh() ? allgather_pairwise : allgather_by_broadcasts;
+      if (all_in_arena(phase)) return allgather_arena;
       return all_send_as_much(phase) && pays_to_attach(phase, header.bytes()) ? allgather_direct : allgather_local;
     case Kind::alltoall:
       return phase.external ? external_alltoall : alltoall;

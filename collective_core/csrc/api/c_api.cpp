@@ -26,6 +26,16 @@
 
 namespace {
 
+// Each is after a comma.
+std::vector<std::string> addresses_in(const char* text) {
+  std::vector<std::string> addresses;
+  for (; *text; ++text) {
+    if (*text == ',') addresses.emplace_back();
+    if (*text != ',' && !addresses.empty()) addresses.back() += *text;
+  }
+  return addresses;
+}
+
 using cc::engine_of, cc::guarded, cc::make_task, cc::refuse_forked, cc::result_of, cc::run_task;
 
 thread_local std::string last_error;
@@ -267,10 +277,12 @@ int32_t cc_interfaces(char* text, uint64_t capacity) {
   });
 }
 
-int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t capacity) {
+int32_t cc_open(const char* address, const char* rails, int32_t* port, char* socket_name, uint64_t capacity) {
   return guarded([&] {
     const Locked state;
-    state->listeners = cc::open_listeners(address ? address : "");
+    std::vector<std::string> addresses = addresses_in(rails);
+    if (address) addresses.insert(addresses.begin(), address);
+    state->listeners = cc::open_listeners(addresses);
     require(state->listeners.socket_name.size() < capacity, "the buffer for the socket's name is too small");
     std::memcpy(socket_name, state->listeners.socket_name.c_str(), state->listeners.socket_name.size() + 1);
     *port = state->listeners.port;
@@ -288,7 +300,8 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
     std::vector<cc::Peer> table;
     for (int32_t i = 0; i < size; ++i) {
       const cc_peer& p = peers[i];
-      table.push_back({p.rank, p.global_rank, p.pid, p.host_id, p.host_name, p.address, p.port, p.socket_name});
+      table.push_back({p.rank, p.global_rank, p.pid, p.host_id, p.host_name, p.address, p.port, p.socket_name,
+                       addresses_in(p.rails)});
     }
     cc::Listeners listeners;
     std::shared_ptr<cc::Arena> arena;
@@ -433,10 +446,11 @@ int32_t cc_release(int64_t handle) {
   });
 }
 
-int32_t cc_allocate(uint64_t bytes, int32_t large_pages, void** address) {
+int32_t cc_allocate(uint64_t bytes, int32_t pages, void** address) {
   return guarded([&] {
+    require(pages >= 0 && pages < static_cast<int32_t>(cc::Pages::count), "unknown kind of pages");
     const std::shared_ptr<cc::Arena> arena = engine_of(0)->arena();
-    *address = arena->allocate(bytes, large_pages != 0);
+    *address = arena->allocate(bytes, static_cast<cc::Pages>(pages));
     const Locked state;
     state->blocks[*address] = arena;
   });

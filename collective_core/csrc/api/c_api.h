@@ -6,6 +6,7 @@
 // fork() the child's calls fail with `closed`.
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "transport/external/transfer.h"
@@ -13,7 +14,7 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 18;
+constexpr int32_t cc_abi = 19;
 
 struct cc_peer {
   int32_t rank;         // in the process set
@@ -24,6 +25,7 @@ struct cc_peer {
   const char* host_id;      // equal for two ranks exactly when they can share memory
   const char* host_name;    // for messages
   const char* address;      // numeric, or empty
+  const char* rails;        // further addresses, each after a comma
   const char* socket_name;  // from cc_open
 };
 
@@ -71,8 +73,8 @@ CC_API int32_t cc_in_handler();
 CC_API int32_t cc_interfaces(char* text, uint64_t capacity);
 
 // Opens the listeners. `address`: numeric, where other hosts can reach this one, or null when all ranks share this
-// host.
-CC_API int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t capacity);
+// host. `rails`: as a peer's.
+CC_API int32_t cc_open(const char* address, const char* rails, int32_t* port, char* socket_name, uint64_t capacity);
 // Connects to all peers of a process set. `timeout`: seconds without progress that end a collective; `start_timeout`:
 // seconds for connecting.
 // `stall_warning`: seconds of waiting after which a rank says on stderr for whom it waits; 0: never. `sockets`: data
@@ -105,7 +107,8 @@ CC_API int32_t cc_close(int32_t process_set);
 CC_API int32_t cc_run(const cc_operation* operation);
 // Calls on an array or tensor that are repeated (prepared.cpp), with the interpreter's lock held. Functions of the
 // interpreter that they need: Py_IncRef, Py_DecRef, PyObject_RichCompareBool, PyErr_Clear, PyIter_Next,
-// PyLong_AsUnsignedLongLong, PyLong_FromLong, PyEval_SaveThread, PyEval_RestoreThread, and None.
+// PyLong_AsUnsignedLongLong, PyLong_FromLong, PyEval_SaveThread, PyEval_RestoreThread, PyObject_Size, PyTuple_Pack,
+// PyObject_Vectorcall (null before Python 3.9, which has no front), and None.
 struct cc_python {
   void (*take)(void* object);
   void (*drop)(void* object);
@@ -116,14 +119,28 @@ struct cc_python {
   void* (*from_number)(long number);
   void* (*release_lock)();
   void (*acquire_lock)(void* state);
+  intptr_t (*size_of)(void* object);
+  void* (*make_tuple)(intptr_t count, ...);
+  void* (*call)(void* function, void* const* arguments, size_t count, void* names);
   void* none;
 };
 // Returns the definition (PyMethodDef) of a function of the interpreter's: run_prepared(object, *arguments) runs what
 // was prepared for the object with equal arguments, and returns the fault's number; None where there is nothing such.
 CC_API void* cc_use_python(const struct cc_python* interpreter);
+// Functions of the interpreter's behind one more such definition, whose calls are in_full's: a call that was prepared
+// runs, calls `changed` with a tuple of its object, and returns the object; after a fault it returns what `failed`
+// returns of the number and the object. There is one front in a process.
+struct cc_front {
+  void* in_full;
+  void* changed;
+  void* failed;
+  const char* name;
+  const char* documentation;
+};
+CC_API void* cc_use_front(const struct cc_front* its_functions);
 struct cc_prepared {
-  void* object;  // that is read and written; it must be forgotten before it ends
-  void* const* arguments;
+  void* object;            // that is read and written; it must be forgotten before it ends
+  void* const* arguments;  // null: those of the front, if it is calling in_full; else nothing is prepared
   int32_t arguments_count;
   int32_t reserved;
   const struct cc_operation* operation;  // copied
@@ -150,7 +167,8 @@ CC_API int32_t cc_gathered(int64_t handle, void** data, uint64_t* bytes, int64_t
 CC_API int32_t cc_release(int64_t handle);
 
 // Memory that all ranks of the host reduce where it lies, page-aligned; valid until cc_free, also after cc_close.
-CC_API int32_t cc_allocate(uint64_t bytes, int32_t large_pages, void** address);
+// `pages`: 0 from the first touch, 1 large ones at once, 2 likewise, which the next block of this length gets.
+CC_API int32_t cc_allocate(uint64_t bytes, int32_t pages, void** address);
 CC_API int32_t cc_free(void* address);
 
 // The recorder of operations (recorder.h). `path`: a file that is to hold it, or null for memory. Before cc_connect.

@@ -1,6 +1,7 @@
 // Collectives that a program calls again and again on the same array or tensor, in place: what the first call has found
 // out is kept, and the next one is a single function of the interpreter's own kind, which compares the arguments, names
-// the operation and runs it. Small tensors spend most of their time in Python otherwise.
+// the operation and runs it. Small tensors spend most of their time in Python otherwise. hvd.allreduce_ is such a
+// function itself, so that no argument is sorted either: it goes on to one in Python where nothing is prepared.
 //
 // The interpreter's functions come as addresses (cc_python), so that this library still is tied to no version of
 // Python. Everything here is called with the interpreter's lock held, which also guards what is kept; it is given back
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <string>
 #include <unordered_map>
 #include <utility>
 
@@ -95,10 +97,29 @@ class NumberedName {
   uint64_t hash_;
 };
 
+// The arguments of a call as the interpreter hands them over: `count` by position, then those that `names` names, a
+// tuple of the interpreter's or null.
+struct Arguments {
+  void* const* given;
+  intptr_t count;
+  void* names;
+
+  size_t size() const { return static_cast<size_t>(count + (names ? python.size_of(names) : 0)); }
+  bool begins_with(const void* object) const { return (count > 0 || names) && given[0] == object; }
+};
+thread_local const Arguments* in_front = nullptr;  // of the call that has gone on to the function in Python
+
 struct Prepared {
   Prepared(const cc_prepared& asked, std::shared_ptr<cc::Task> made, const std::shared_ptr<cc::Engine>& its_engine)
-      : counter(asked.counter), name(asked.operation->name), engine(its_engine), task(std::move(made)) {
-    for (int32_t i = 0; i < asked.arguments_count; ++i) arguments.emplace_back(asked.arguments[i]);
+      : counter(asked.counter),
+        name(asked.operation->name),
+        names(asked.arguments ? nullptr : in_front->names),
+        engine(its_engine),
+        task(std::move(made)) {
+    const Arguments all = asked.arguments ? Arguments{asked.arguments, asked.arguments_count, nullptr}
+                                          : Arguments{in_front->given + 1, in_front->count - 1, in_front->names};
+    by_position = all.count;
+    for (size_t i = 0; i < all.size(); ++i) arguments.emplace_back(all.given[i]);
     exchange = static_cast<const DLPackExchangeAPI*>(asked.exchange);
     DLTensor tensor{};
     if (exchange && exchange->view(asked.object, &tensor) == 0) form = Form(tensor);
@@ -107,6 +128,8 @@ struct Prepared {
   std::vector<Reference> arguments;
   Reference counter;
   NumberedName name;
+  Reference names;
+  intptr_t by_position = 0;
   const DLPackExchangeAPI* exchange;
   Form form;
   std::weak_ptr<cc::Engine> engine;
@@ -114,10 +137,10 @@ struct Prepared {
   bool is_running = false;  // also where another thread, or the handler of a signal, calls it
 
   // Whether a call with these arguments is the one that was prepared.
-  bool fits(void* object, void* const* given, size_t count) const {
-    if (count != arguments.size()) return false;
-    for (size_t i = 0; i < count; ++i) {
-      if (given[i] != arguments[i].get() && !is_equal(given[i], arguments[i].get())) return false;
+  bool fits(void* object, const Arguments& rest) const {
+    if (rest.count != by_position || !is_equal(rest.names, names.get())) return false;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (!is_equal(rest.given[i], arguments[i].get())) return false;
     }
     if (exchange) {
       DLTensor tensor{};
@@ -132,6 +155,8 @@ struct Prepared {
 
  private:
   static bool is_equal(void* a, void* b) {
+    if (a == b) return true;
+    if (!a || !b) return false;
     constexpr int equal = 2;  // Py_EQ
     const int answer = python.compare(a, b, equal);
     if (answer < 0) python.clear_error();
@@ -153,25 +178,27 @@ void forget(const void* object) {
   calls().erase(found);
 }
 
-// run_prepared(object, *arguments): the number of a fault, 0 after a success, None where no such call is prepared.
-void* run_prepared(void*, void* const* given, intptr_t count) {
-  const auto nothing = [] {
-    python.take(python.none);
-    return python.none;
-  };
-  const auto found = count > 0 ? calls().find(given[0]) : calls().end();
-  if (found == calls().end()) return nothing();
+constexpr int32_t not_prepared = -1, has_raised = -2;  // nothing has run
+
+// The number of a fault, 0 after a success, or one of these.
+int32_t run_if_prepared(const Arguments& all) {
+  const auto found = all.count > 0 || all.names ? calls().find(all.given[0]) : calls().end();
+  if (found == calls().end()) return not_prepared;
   const std::shared_ptr<Prepared> call = found->second;
-  if (!call->fits(given[0], given + 1, static_cast<size_t>(count) - 1)) return nothing();
+  if (!call->fits(all.given[0], {all.given + 1, all.count - 1, all.names})) return not_prepared;
   std::shared_ptr<cc::Engine> engine = call->engine.lock();
-  if (!engine) return nothing();
+  if (!engine) return not_prepared;
   cc::Task& task = *call->task;
+  call->is_running = true;
   if (call->counter.get()) {
     void* const number = python.next(call->counter.get());
+    if (!number) {
+      call->is_running = false;
+      return has_raised;
+    }
     call->name.write(&task.operation.header, python.as_number(number));
     python.drop(number);
   }
-  call->is_running = true;
   void* const state = python.release_lock();
   const int32_t fault = cc::guarded([&] {
     const std::shared_ptr<cc::Engine> until_here =
@@ -182,19 +209,53 @@ void* run_prepared(void*, void* const* given, intptr_t count) {
   });
   python.acquire_lock(state);
   call->is_running = false;
-  if (fault) forget(given[0]);
-  return python.from_number(fault);
+  if (fault) forget(all.given[0]);
+  return fault;
+}
+
+// run_prepared(object, *arguments): the number of a fault, 0 after a success, None where no such call is prepared.
+void* run_prepared(void*, void* const* given, intptr_t count) {
+  const int32_t fault = run_if_prepared({given, count, nullptr});
+  if (fault == has_raised) return nullptr;
+  if (fault >= 0) return python.from_number(fault);
+  python.take(python.none);
+  return python.none;
+}
+
+cc_front front{};
+
+// As front.in_full, which it calls where nothing is prepared.
+void* call_front(void*, void* const* given, intptr_t count, void* names) {
+  const Arguments all{given, count, names};
+  const int32_t fault = run_if_prepared(all);
+  if (fault == has_raised) return nullptr;
+  if (fault == not_prepared) {
+    const Arguments* const outer = std::exchange(in_front, &all);
+    void* const result = python.call(front.in_full, given, static_cast<size_t>(count), names);
+    in_front = outer;
+    return result;
+  }
+  void* const about = fault ? python.from_number(fault) : python.make_tuple(1, given[0]);
+  if (!about) return nullptr;
+  void* const arguments[] = {about, given[0]};
+  void* const answer = python.call(fault ? front.failed : front.changed, arguments, fault ? 2 : 1, nullptr);
+  python.drop(about);
+  if (fault || !answer) return answer;
+  python.drop(answer);
+  python.take(given[0]);
+  return given[0];
 }
 
 // PyMethodDef
 struct MethodDefinition {
   const char* name;
-  void* (*function)(void* self, void* const* arguments, intptr_t count);
+  void* function;
   int flags;
   const char* documentation;
 };
-constexpr int fast_call = 0x0080;  // METH_FASTCALL
-MethodDefinition definition = {"run_prepared", run_prepared, fast_call, nullptr};
+constexpr int fast_call = 0x0080, with_names = 0x0002;  // METH_FASTCALL, METH_KEYWORDS
+MethodDefinition definition = {"run_prepared", reinterpret_cast<void*>(run_prepared), fast_call, nullptr};
+MethodDefinition of_front = {nullptr, reinterpret_cast<void*>(call_front), fast_call | with_names, nullptr};
 
 }  // namespace
 
@@ -203,8 +264,18 @@ void* cc_use_python(const cc_python* interpreter) {
   return &definition;
 }
 
+void* cc_use_front(const cc_front* its_functions) {
+  static std::string name, documentation;
+  front = *its_functions;
+  for (void* const each : {front.in_full, front.changed, front.failed}) python.take(each);  // for ever
+  of_front.name = (name = front.name).c_str();
+  of_front.documentation = (documentation = front.documentation).c_str();
+  return &of_front;
+}
+
 int32_t cc_prepare(const cc_prepared* asked) {
   return cc::guarded([&] {
+    if (!asked->arguments && !(in_front && in_front->begins_with(asked->object))) return;
     const std::shared_ptr<cc::Engine> engine = cc::engine_of(asked->operation->process_set);
     auto task = cc::make_task(*asked->operation, engine->topology().size);
     forget(asked->object);

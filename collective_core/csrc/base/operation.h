@@ -21,9 +21,12 @@ inline size_t size_of(DType dtype) {
   return index < std::size(sizes) ? sizes[index]
                                   : 1;  // a header's type comes from another process; counts are divided by this
 }
+inline bool is_half(DType dtype) {
+  return dtype == DType::f16 || dtype == DType::bf16;
+}
 // Half types are summed in float32 and rounded once; every other type is its own accumulator.
 inline size_t accumulator_size_of(DType dtype) {
-  return dtype == DType::f16 || dtype == DType::bf16 ? sizeof(float) : size_of(dtype);
+  return is_half(dtype) ? sizeof(float) : size_of(dtype);
 }
 inline const char* name_of(DType dtype) {
   static const char* const names[] = {"uint8", "int8",    "uint16",   "int16",   "uint32",  "int32", "uint64",

@@ -21,6 +21,8 @@ struct Peer {
   std::string address;    // numeric IPv4 or IPv6, empty when all ranks are on one host
   int port = 0;
   std::string socket_name;  // of the abstract unix socket, empty when the rank is alone on its host
+  std::vector<std::string>
+      rails;  // further addresses, which data connections take in turn with that one; as many on all
 };
 
 struct Topology {

@@ -319,7 +319,13 @@ void Engine::stop(const Failure& failure) {
   if (stopped_) return;
   const Fault told = failure.fault == Fault::interrupted ? Fault::peer_lost : failure.fault;
   stopped_ = Failure(told, failure.what(), failure.ranks);
+  // First: who sees this rank closed looks there for why, and would otherwise take this rank for the one that is lost.
+  group_->failure_detector().record(*stopped_);
+  // The operation's memory is its caller's again. Others may be as far as to write there, in whatever it has failed.
+  group_->cross_memory().close();
+  group_->arena()->retire();
   group_->failure_detector().announce(*stopped_);
+  group_->cross_memory().wait_for_writes();
 }
 
 void Engine::check_peers() {
@@ -369,7 +375,8 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
   const DataPhase phase{*group_, operation, headers_, deadline, external.get(), exchange_};
   const Algorithm algorithm = select_algorithm(phase);
   if (algorithm) algorithm(phase);
-  if (algorithm == reduce_inline) exchange_.fetch_next_slot(header.inline_bytes);
+  // It has been read by those that came first: it is called back while the program does something else.
+  if (algorithm == reduce_inline) fetch_to_write(&group_->memory().my_cell().published);
 }
 
 void Engine::scale_and_transfer(Operation& operation, Deadline& deadline) {

@@ -55,10 +55,10 @@ void Engine::ask(Task& task, const Negotiation& negotiation, Deadline& deadline)
   Header& header = task.operation.header;
   const Payload payload = payload_of(task.operation, topology().rank, group_->memory().layout());
   header.inline_bytes = payload.length;
-  if (header.kind == Kind::allreduce) {
+  if (is_reduction(header.kind) || header.kind == Kind::allgather)
     header.input_location = group_->arena()->location_of(task.operation.input, header.bytes());
+  if (header.kind == Kind::allreduce)
     header.output_location = group_->arena()->location_of(task.operation.output, header.bytes());
-  }
   header.attachable = is_attachable(task.operation, *group_) ? 1 : 0;
   {
     const Lock lock(mutex_);
@@ -72,6 +72,9 @@ void Engine::ask(Task& task, const Negotiation& negotiation, Deadline& deadline)
   exchange_.run(&header, payload.bytes, deadline);
   headers_.resize(static_cast<size_t>(topology().size));
   for (int r = 0; r < topology().size; ++r) headers_[r] = group_->memory().header_of(header.sequence, r);
+  // The slot's cache lines are on their way to the other ranks. Behind this header there is no payload: an allreduce
+  // asks header_of for that, and one that is unsupported keeps the slot's header.
+  if (header.kind == Kind::allreduce && !header.unsupported) headers_[topology().rank] = &header;
   if (header.timeline) recorder_->note_timelines(headers_);
   task.operation.contributors = joined_.update(headers_);
 }

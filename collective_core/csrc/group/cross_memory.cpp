@@ -1,5 +1,6 @@
 #include "group/cross_memory.h"
 
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -8,7 +9,6 @@
 #include <cstring>
 #include <random>
 #include <string>
-#include <thread>
 
 #include "base/errors.h"
 #include "group/group.h"
@@ -85,8 +85,8 @@ void CrossMemory::publish(const void* input, void* output, Deadline& deadline) {
   group_.step_barrier(deadline);
 }
 
-bool CrossMemory::attach(const void* input, void* output, size_t bytes, Deadline& deadline) {
-  publish(input, output, deadline);
+bool CrossMemory::attach(const void* input, size_t bytes, Deadline& deadline) {
+  publish(input, nullptr, deadline);
   bool could = true;
   for (int local = 0; local < group_.topology().local_size(); ++local) could = could && can_read_ends(local, bytes);
   return all_could(could, deadline);
@@ -94,11 +94,9 @@ bool CrossMemory::attach(const void* input, void* output, size_t bytes, Deadline
 
 bool CrossMemory::can_read_ends(int local_rank, size_t bytes) {
   const RankCell& cell = group_.memory().cell(local_rank);
-  char ends[4];
-  const iovec here = span(ends, 0, sizeof ends);
-  const iovec there[] = {span(cell.input, 0, 1), span(cell.input, bytes - 1, 1), span(cell.output, 0, 1),
-                         span(cell.output, bytes - 1, 1)};
-  return process_vm_readv(pid_of(local_rank), &here, 1, there, 4, 0) == sizeof ends;
+  char ends[2];
+  const iovec here = span(ends, 0, sizeof ends), there[] = {span(cell.input, 0, 1), span(cell.input, bytes - 1, 1)};
+  return process_vm_readv(pid_of(local_rank), &here, 1, there, 2, 0) == sizeof ends;
 }
 
 void CrossMemory::read_input(int local_rank, size_t at, void* target, size_t bytes) {
@@ -108,22 +106,49 @@ void CrossMemory::read_input(int local_rank, size_t at, void* target, size_t byt
 }
 
 void CrossMemory::write_output(int local_rank, size_t at, const void* source, size_t bytes) {
-  const Topology& topology = group_.topology();
-  RankCell &mine = group_.memory().my_cell(), &theirs = group_.memory().cell(local_rank);
+  const RankCell& theirs = group_.memory().cell(local_rank);
   const iovec here = span(source, 0, bytes), there = span(theirs.output, at, bytes);
-  // Sequentially consistent on both sides: either we see that it is closed, or its owner sees that we write.
-  mine.writes.fetch_add(1, std::memory_order_seq_cst);
-  const bool closed = theirs.closed.load(std::memory_order_seq_cst) != 0;
-  const ssize_t written = closed ? 0 : process_vm_writev(pid_of(local_rank), &here, 1, &there, 1, 0);
-  const int error = written < 0 ? errno : EFAULT;
-  mine.writes.fetch_add(1, std::memory_order_release);
-  if (closed) group_.failure_detector().lost(topology.local_ranks()[local_rank]);
+  bool closed = false;
+  ssize_t written = 0;
+  int error = EFAULT;
+  {
+    const Writing writing(*this);
+    closed = theirs.closed.load(std::memory_order_seq_cst) != 0;
+    if (!closed) written = process_vm_writev(pid_of(local_rank), &here, 1, &there, 1, 0);
+    if (written < 0) error = errno;
+  }
+  if (closed) lost(local_rank);
   if (written != static_cast<ssize_t>(bytes)) failed(local_rank, "process_vm_writev", error);
 }
 
+// Sequentially consistent on both sides: either we see that it is closed, or its owner sees that we write.
+CrossMemory::Writing::Writing(CrossMemory& memory) : writes_(memory.group_.memory().my_cell().writes) {
+  writes_.fetch_add(1, std::memory_order_seq_cst);
+}
+
+int CrossMemory::first_closed() {
+  for (int local = 0; local < group_.topology().local_size(); ++local) {
+    if (group_.memory().cell(local).closed.load(std::memory_order_seq_cst) != 0) return local;
+  }
+  return -1;
+}
+
+void CrossMemory::lost(int local_rank) {
+  group_.failure_detector().lost(group_.topology().local_ranks()[local_rank]);
+}
+
+void CrossMemory::check_open() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // after what has been read
+  const int closed = first_closed();
+  if (closed >= 0) lost(closed);
+}
+
 void CrossMemory::close() {
-  const Topology& topology = group_.topology();
   group_.memory().my_cell().closed.store(1, std::memory_order_seq_cst);
+}
+
+void CrossMemory::wait_for_writes() {
+  const Topology& topology = group_.topology();
   const Deadline limit(last_write_s);
   for (int local = 0; local < topology.local_size(); ++local) {
     const std::atomic<uint32_t>& writes = group_.memory().cell(local).writes;
@@ -132,7 +157,7 @@ void CrossMemory::close() {
     // One that has died in the middle of a write has ended it, too, but cannot say so.
     while (writes.load(std::memory_order_acquire) == seen && !limit.passed() &&
            group_.failure_detector().is_alive(topology.local_ranks()[local])) {
-      std::this_thread::yield();
+      poll(nullptr, 0, 1);  // the one that writes may need this core
     }
   }
 }

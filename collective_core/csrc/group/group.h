@@ -63,10 +63,18 @@ class Group {
   // beyond the deadline, in which other ranks may say for whom they wait.
   void wait_for(std::vector<PollEntry>& waiting, const std::vector<int>& ranks, Deadline& deadline, double grace = 0);
   // Whether every rank has data connections to and from its partners on all other hosts.
-  bool has_mesh() const { return topology_.is_even() && connections_.to.size() + 1 == topology_.hosts.size(); }
-  // Whether sums go over it: in rank order with a rank per host, else host by host where the job wants that.
+  bool has_mesh() const {
+    return topology_.host_count() > 1 && topology_.is_even() && connections_.to.size() + 1 == topology_.hosts.size();
+  }
+  // Whether sums go over it: in rank order with a rank per host, else of hosts' sums (`adds_by_host`) where the job
+  // wants that.
   void add_by_host(bool wanted) { by_host_ = wanted; }
-  bool adds_by_mesh() const { return has_mesh() && (topology_.local_size() == 1 || by_host_); }
+  bool adds_by_host(const Header& header) const { return topology_.local_size() > 1 && adds_by_mesh(header); }
+  bool adds_by_mesh(const Header& header) const {
+    // A host's product need not be a number that a half type has.
+    const bool travels = header.reduce != ReduceOp::product || !is_half(header.dtype);
+    return has_mesh() && (topology_.local_size() == 1 || (by_host_ && travels));
+  }
   int next_rank() const;  // on the ring of hosts
   int previous_rank() const;
 

@@ -31,6 +31,9 @@ struct Kernels {
   // The sum or average of `ranks` inputs in one pass into as many outputs, which may be these inputs: float32 and
   // float64 of two to eight and of 16 ranks, without factors. False, with nothing done, for everything else.
   bool (*reduce_into_all)(const Reduction&, void* const* out, const void* const* in, int ranks, size_t n);
+  // As memcpy, of some KiB that stay in cache: memcpy's string instructions take up to five times as long on some
+  // processors (AMD Zen 3), where source and target begin at nearly the same place of a page.
+  void (*copy)(void* out, const void* in, size_t bytes);
   // Copies past the caches: for what is not read again soon. What it wrote is visible to others after stream_done().
   void (*stream)(void* out, const void* in, size_t bytes);
   void (*stream_done)();

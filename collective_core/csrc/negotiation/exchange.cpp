@@ -52,12 +52,6 @@ void Exchange::run_again(Header* header, Deadline& deadline) {
   waits_.late = late;
 }
 
-void Exchange::fetch_next_slot(size_t payload) {
-  const char* slot = reinterpret_cast<const char*>(group_.memory().slot(sequence_ + 1, group_.topology().rank));
-  for (size_t at = 0; at < sizeof(Header) + payload; at += cache_line) fetch_to_write(slot + at);
-  fetch_to_write(&group_.memory().my_cell().published);
-}
-
 void Exchange::wait_for_local(Deadline& deadline) {
   const Topology& topology = group_.topology();
   waits_.late = -1;

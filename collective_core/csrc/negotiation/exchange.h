@@ -2,8 +2,9 @@
 //
 // Inside a host: each rank writes header and payload into its slot and raises its `published` signal to the sequence
 // number; everyone waits for everyone's signal. One shot, no trailing barrier: slots alternate by the parity of the
-// sequence, and a rank can only reuse a slot after the exchange in between, for which all others must have finished
-// reading it.
+// sequence, and pairs of ranks swap theirs every other time (host_memory.h). A slot is written again only after the
+// exchange in between, for which all ranks must have finished reading it; so of the last exchange alone is anything
+// there to be read.
 //
 // Between hosts: the leader waits for its host's slots, swaps them for those of all other hosts (host_negotiation.h),
 // and raises `world`. Per exchange and leader, with H hosts: H - 1 messages in one step for up to eight hosts,
@@ -33,10 +34,6 @@ class Exchange {
   }
   // Another one of the same operation, with no payload: who was late stays the rank that its first one waited for.
   void run_again(Header* header, Deadline& deadline);
-  // To be called when the slots have been read: the next one's cache lines, which other ranks have read before, become
-  // this core's own again while the caller does something else, not when it waits. `payload`: the bytes of it that the
-  // next operation is likely to need.
-  void fetch_next_slot(size_t payload);
   const Traffic& traffic() const { return host_negotiation_.traffic(); }
   // Since they were taken last.
   Waits take_waits() { return std::exchange(waits_, {}); }

@@ -92,6 +92,7 @@ int JoinedRanks::take_last() {
 
 bool scales_before_transfer(const Header& header, bool some_joined, uint64_t inline_bytes) {
   if (!is_reduction(header.kind) || header.prescale == 1.0 || !some_joined) return false;
+  if (header.reduce == ReduceOp::sum || header.reduce == ReduceOp::average) return false;  // zeros stay zeros
   // Of small tensors only those of the others are summed; the external transport of GPUs applies the factor where the
   // input is.
   return header.bytes() > inline_bytes && header.device != Device::gpu_memory;
@@ -99,7 +100,7 @@ bool scales_before_transfer(const Header& header, bool some_joined, uint64_t inl
 
 Header without_factors(const Header& header) {
   Header plain = header;
-  if (accumulator_size_of(header.dtype) != size_of(header.dtype)) plain.dtype = DType::f32;
+  if (is_half(header.dtype)) plain.dtype = DType::f32;
   if (header.reduce == ReduceOp::average) plain.reduce = ReduceOp::sum;
   plain.prescale = plain.postscale = 1.0;
   return plain;

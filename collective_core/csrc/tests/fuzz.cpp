@@ -299,7 +299,7 @@ void meet_broken_rank(int number) {
   std::vector<cc::Listeners> listeners;
   std::vector<cc::Peer> peers;
   for (int r = 0; r < size; ++r) {
-    listeners.push_back(cc::open_listeners("127.0.0.1"));
+    listeners.push_back(cc::open_listeners({"127.0.0.1"}));
     cc::Peer peer;
     peer.rank = peer.global_rank = r;
     peer.pid = getpid();

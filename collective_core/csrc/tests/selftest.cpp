@@ -263,7 +263,7 @@ class Network {
 class TcpNetwork : public Network {
  public:
   explicit TcpNetwork(int size) {
-    for (int r = 0; r < size; ++r) listeners_.push_back(cc::open_listeners("127.0.0.1"));
+    for (int r = 0; r < size; ++r) listeners_.push_back(cc::open_listeners({"127.0.0.1"}));
   }
   std::unique_ptr<cc::Transport> transport(int rank) override {
     return std::make_unique<cc::TcpTransport>(std::move(listeners_[rank]), std::string(32, 's'));
@@ -491,7 +491,7 @@ std::string check_hang(int size, int hosts, int hanging, uint64_t count, cc::Pur
 
 // Before it sends sums to the others, and between two steps.
 std::string check_hangs() {
-  constexpr uint64_t on_mesh = 9 * 1024, in_steps = 2000;  // elements
+  constexpr uint64_t on_mesh = 24 * 1024, in_steps = 2000;  // elements: more than few steps take, and fewer
   std::string hung =
       check_hang(6, 3, 4, on_mesh, cc::Purpose::data, 2 * (on_mesh / 6 * sizeof(float) + sizeof(cc::SegmentHead)));
   if (!hung.empty()) return hung;
@@ -695,6 +695,29 @@ void run_cases_in_memory() {
   }
 }
 
+// Blocks whose pages are kept come again, no more of them than were in use at once, and none after a failure.
+std::string check_kept_blocks() {
+  constexpr size_t small = size_t(64) << 10, large = size_t(192) << 10;
+  const std::shared_ptr<cc::Arena> arena = cc::Arena::share(cc::make_topology(0, {cc::Peer{}}), {}, 1.0);
+  void *one = arena->allocate(small, cc::Pages::kept), *other = arena->allocate(small, cc::Pages::kept);
+  arena->release(one);
+  if (arena->allocate(small, cc::Pages::touched) == one) return "a kept block was given out as another kind";
+  if (arena->allocate(small, cc::Pages::kept) != one) return "a kept block did not come again";
+  std::memset(other, 1, small);
+  arena->release(one);
+  arena->release(other);
+  auto* wide = static_cast<char*>(arena->allocate(large, cc::Pages::kept));
+  void* again = arena->allocate(small, cc::Pages::touched);
+  if (again != one) return "more pages are kept than were in use at once";
+  arena->release(wide);
+  arena->release(again);
+  void* last = arena->allocate(small, cc::Pages::kept);
+  arena->retire();
+  arena->release(last);
+  if (arena->allocate(small, cc::Pages::kept) == last) return "a block came again after a failure";
+  return arena->use().now == 2 * small ? "" : "wrong bytes in use";
+}
+
 void run_cases_over_tcp() {
   const auto run = [](int size, int hosts, int sockets, uint64_t max_elements) {
     TcpNetwork network(size);
@@ -717,7 +740,8 @@ int main(int arguments, char** words) {
   const bool only_memory = arguments > 1 && std::string(words[1]) == "memory";
   run_cases_in_memory();
   if (!only_memory) {
-    for (const std::string& error : {check_descriptors(), check_long_operation(), check_departure()}) {
+    for (const std::string& error :
+         {check_descriptors(), check_kept_blocks(), check_long_operation(), check_departure()}) {
       if (!error.empty()) std::printf("%s\n", error.c_str());
       failures += error.empty() ? 0 : 1;
     }

@@ -378,6 +378,7 @@ void be_rank(Job& job, const cc::Topology& topology, SimulatedTransport::Links& 
              const std::shared_ptr<cc::Recorder>& recorder, const std::shared_ptr<cc::Arena>& arena) {
   auto group = std::make_unique<cc::Group>(topology, std::make_unique<SimulatedTransport>(links), forever_s, forever_s,
                                            1, arena, false);
+  group->add_by_host(true);
   // What only failures need, of which there are none: descriptors, and a megabyte per rank of who is who.
   group->connections().local.clear();
   cc::Engine engine(std::move(group), recorder);

@@ -6,8 +6,9 @@
     cc.init()
     total = cc.allreduce(array, op=cc.Sum)
 
-Sums are formed in rank order whatever the size, the chunking and the topology, so every rank has the same bits, and two runs
-agree. No operation hangs: ``COLLECTIVE_TIMEOUT`` limits how long it may go without progress; ``docs/engine-settings.md`` lists the
+Sums are formed in one order for any size and chunking, so every rank has the same bits, and two runs agree:
+rank by rank within a host and then host by host, or with ``COLLECTIVE_SUM_ORDER=ranks`` in rank order on any topology.
+No operation hangs: ``COLLECTIVE_TIMEOUT`` limits how long it may go without progress; ``docs/engine-settings.md`` lists the
 environment variables. After ``init`` a process may ``fork`` children, such as workers of data loaders, that do not use the engine.
 """
 

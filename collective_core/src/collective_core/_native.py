@@ -6,6 +6,7 @@ The library knows nothing of Python and is not tied to a version of it. ctypes r
 from __future__ import annotations
 
 import ctypes
+import inspect
 import math
 import time
 from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
@@ -14,7 +15,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence, TypeVar
 
 from collective_core.errors import KINDS, CollectiveError, InvalidUseError
 
-ABI = 18  # of csrc/api/c_api.h
+ABI = 19  # of csrc/api/c_api.h
 
 OPERATIONS = ("allreduce", "allgather", "broadcast", "barrier", "alltoall", "reducescatter", "join")
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(len(OPERATIONS))
@@ -67,6 +68,7 @@ class Peer(ctypes.Structure):
         ("host_id", c_char_p),
         ("host_name", c_char_p),
         ("address", c_char_p),
+        ("rails", c_char_p),
         ("socket_name", c_char_p),
     ]
 
@@ -110,6 +112,13 @@ class Prepared(ctypes.Structure):
         ("counter", ctypes.py_object),
         ("exchange", c_void_p),
     ]
+
+
+class Front(ctypes.Structure):
+    """struct cc_front."""
+
+    _fields_ = [("in_full", ctypes.py_object), ("changed", ctypes.py_object), ("failed", ctypes.py_object)]
+    _fields_ += [("name", c_char_p), ("documentation", c_char_p)]
 
 
 class Transfer(ctypes.Structure):
@@ -170,6 +179,7 @@ class PeerInfo(NamedTuple):
     address: str
     port: int
     socket_name: str
+    rails: str = ""  # further addresses, each after a comma
 
 
 _library: ctypes.CDLL | None = None
@@ -199,7 +209,7 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_version.restype = lib.cc_kernels.restype = lib.cc_last_error.restype = c_char_p
     lib.cc_last_error_ranks.argtypes = [POINTER(c_int32), c_int32]
     lib.cc_interfaces.argtypes = [c_char_p, c_uint64]
-    lib.cc_open.argtypes = [c_char_p, POINTER(c_int32), c_char_p, c_uint64]
+    lib.cc_open.argtypes = [c_char_p, c_char_p, POINTER(c_int32), c_char_p, c_uint64]
     lib.cc_connect.argtypes = [c_int32, c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, *[c_double] * 3, *[c_int32] * 4]
     lib.cc_watch_signals.argtypes = [c_void_p] * 4
     lib.cc_watch_signals.restype = lib.cc_take_raised.restype = None
@@ -284,11 +294,11 @@ def interfaces() -> list[tuple[str, str, int]]:
     return [(name, address, int(prefix)) for name, address, prefix in rows]
 
 
-def open_listeners(address: str | None) -> tuple[int, str]:
-    """Listens on ``address`` (none: only inside the host). Returns port and the local socket's name."""
+def open_listeners(address: str | None, rails: str = "") -> tuple[int, str]:
+    """Listens on ``address`` (none: only inside the host) and ``rails``, as a peer's. Returns port and the local socket's name."""
     port = c_int32()
     name = ctypes.create_string_buffer(108)
-    check(library().cc_open(address.encode() if address else None, byref(port), name, len(name)))
+    check(library().cc_open(address.encode() if address else None, rails.encode(), byref(port), name, len(name)))
     return port.value, name.value.decode()
 
 
@@ -313,7 +323,7 @@ def connect(
     for number, (row, peer) in enumerate(zip(table, peers)):
         row.rank, row.global_rank, row.port, row.pid = number, peer.rank, peer.port, peer.pid
         row.host_id, row.host_name = peer.host_id.encode(), peer.host_name.encode()
-        row.address, row.socket_name = peer.address.encode(), peer.socket_name.encode()
+        row.address, row.rails, row.socket_name = peer.address.encode(), peer.rails.encode(), peer.socket_name.encode()
     times = timeout, start_timeout, stall_warning
     check(library().cc_connect(process_set, rank, len(peers), table, secret, len(secret), *times, sockets, single_copy, semantics, by_host))
     for gone in tuple(_given_up):  # while this process set was not one yet
@@ -428,33 +438,51 @@ run_prepared: Callable[..., int | None] = nothing_prepared
 #: Of csrc/api/c_api.h's cc_python, in its order.
 _INTERPRETER = (
     *("Py_IncRef", "Py_DecRef", "PyObject_RichCompareBool", "PyErr_Clear", "PyIter_Next", "PyLong_AsUnsignedLongLong", "PyLong_FromLong"),
-    *("PyEval_SaveThread", "PyEval_RestoreThread"),
+    *("PyEval_SaveThread", "PyEval_RestoreThread", "PyObject_Size", "PyTuple_Pack", "PyObject_Vectorcall"),
 )
 
 
-def prepare(what: Any, arguments: Sequence[Any], op: Operation, counter: Iterator[int] | None = None, exchange: int = 0) -> None:
+def prepare(what: Any, arguments: Sequence[Any] | None, op: Operation, counter: Iterator[int] | None = None, exchange: int = 0) -> None:
     """Keeps an operation in place for :data:`run_prepared`, until :func:`forget_prepared`, which must come before ``what`` is no more.
 
-    ``counter``: its next number ends the name of the operation. ``exchange``: address of the ``DLPackExchangeAPI`` of ``what``, by which a
-    call sees whether it still has the memory, type, shape and strides that it has now; 0 where they cannot change.
+    ``arguments``: None for those of the call of a :func:`front` that has come here. ``counter``: its next number ends the name of the
+    operation. ``exchange``: address of the ``DLPackExchangeAPI`` of ``what``, by which a call sees whether it still has the memory, type,
+    shape and strides that it has now; 0 where they cannot change.
     """
-    global run_prepared
-    if run_prepared is nothing_prepared:
-        run_prepared = _make_run_prepared()
-    request = Prepared(object=id(what), arguments_count=len(arguments), operation=ctypes.pointer(op), exchange=exchange or None)
-    request.arguments = (ctypes.py_object * max(len(arguments), 1))(*arguments)
+    _use_python()
+    request = Prepared(object=id(what), operation=ctypes.pointer(op), exchange=exchange or None)
+    if arguments is not None:
+        request.arguments, request.arguments_count = (ctypes.py_object * max(len(arguments), 1))(*arguments), len(arguments)
     if counter is not None:
         request.counter = counter
     check(ctypes.PYFUNCTYPE(c_int32, POINTER(Prepared))(("cc_prepare", library()))(byref(request)))
 
 
-def _make_run_prepared() -> Callable[..., int | None]:
-    addresses = [ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p).value for name in _INTERPRETER]
-    table = (c_void_p * (len(addresses) + 1))(*addresses, id(None))
-    definition = ctypes.PYFUNCTYPE(c_void_p, c_void_p)(("cc_use_python", library()))(table)
-    make = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, c_void_p, c_void_p)(("PyCFunction_NewEx", ctypes.pythonapi))
-    made: Callable[..., int | None] = make(definition, None, None)
+def _use_python() -> None:
+    global run_prepared
+    if run_prepared is nothing_prepared:
+        api = ctypes.pythonapi
+        addresses = [ctypes.cast(getattr(api, name), c_void_p).value if hasattr(api, name) else None for name in _INTERPRETER]
+        table = (c_void_p * (len(addresses) + 1))(*addresses, id(None))
+        run_prepared = _function(ctypes.PYFUNCTYPE(c_void_p, c_void_p)(("cc_use_python", library()))(table))
+
+
+def _function(definition: int, module: str | None = None) -> Callable[..., Any]:
+    make = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, c_void_p, ctypes.py_object)(("PyCFunction_NewEx", ctypes.pythonapi))
+    made: Callable[..., Any] = make(definition, None, module)
     return made
+
+
+def front(in_full: Callable[..., Any], changed: Callable[[tuple[Any]], Any], failed: Callable[[int, Any], Any]) -> Callable[..., Any]:
+    """A built-in function like ``in_full``, which it calls where it has no prepared call of its first argument; one in a process.
+
+    A prepared call ends with ``changed((object,))``, after a fault with ``failed(number, object)``, which raises. Needs Python 3.9.
+    """
+    _use_python()
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in inspect.signature(in_full).parameters.values()]
+    documentation = f"{in_full.__name__}{inspect.Signature(plain)}\n--\n\n{in_full.__doc__}"
+    asked = Front(in_full, changed, failed, in_full.__name__.encode(), documentation.encode())
+    return _function(ctypes.PYFUNCTYPE(c_void_p, POINTER(Front))(("cc_use_front", library()))(byref(asked)), in_full.__module__)
 
 
 def forget_prepared(key: int | None = None) -> None:
@@ -546,13 +574,15 @@ def end_timeline(seconds: float) -> bool | None:
             return None
 
 
-def allocate(length: int, large_pages: bool = False) -> int:
-    """Address of a new block of ``length`` bytes in the memory that the ranks of this host share; for :func:`free`.
+#: When a block's pages come: with the first touch; at once, large ones where the system has them; likewise, and the next block of its
+#: length gets them.
+TOUCHED_PAGES, LARGE_PAGES, KEPT_PAGES = range(3)
 
-    ``large_pages``: brings it into memory at once, in large pages where the system has them; otherwise what is touched comes.
-    """
+
+def allocate(length: int, pages: int) -> int:
+    """Address of a new block of ``length`` bytes in the memory that the ranks of this host share; for :func:`free`."""
     address = c_void_p()
-    check(library().cc_allocate(length, large_pages, byref(address)))
+    check(library().cc_allocate(length, pages, byref(address)))
     return address.value or 0
 
 

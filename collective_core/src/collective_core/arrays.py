@@ -45,14 +45,21 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32, large_pages: bool
     membership.current()
     kind = np.dtype(dtype)
     dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
-    length = math.prod(dimensions) * kind.itemsize
-    if length == 0:
+    memory = block(math.prod(dimensions) * kind.itemsize, _native.LARGE_PAGES if large_pages else _native.TOUCHED_PAGES)
+    if memory is None:
         return np.empty(dimensions, kind)
-    address = _native.allocate(length, large_pages)
-    memory = (ctypes.c_ubyte * length).from_address(address)
-    # The array keeps `memory` alive; when both are gone, the block goes back.
-    weakref.finalize(memory, _native.free, address).atexit = False
     return np.frombuffer(memory, dtype=kind).reshape(dimensions)  # type: ignore[call-overload,no-any-return,unused-ignore]
+
+
+def block(length: int, pages: int) -> Any:
+    """Memory of ``length`` bytes, which goes back with the object that has it as its buffer; None of none. As ``_native.allocate``."""
+    if length == 0:
+        return None
+    address = _native.allocate(length, pages)
+    memory = (ctypes.c_ubyte * length).from_address(address)
+    # Arrays keep `memory` alive; when all are gone, the block goes back.
+    weakref.finalize(memory, _native.free, address).atexit = False
+    return memory
 
 
 def reduction_number(op: Any) -> int:
@@ -148,10 +155,13 @@ def _unsupported_out(out: np.ndarray[Any, Any] | None, like: np.ndarray[Any, Any
 def allreduce(
     array: Any, name: Any, op: Any, prescale_factor: Any, postscale_factor: Any, process_set: Any, out: Any
 ) -> np.ndarray[Any, Any]:
-    """Combines the arrays of all ranks element by element, in rank order; returns a new array of the same shape, or ``out``.
+    """Combines the arrays of all ranks element by element, in one order; returns a new array of the same shape, or ``out``.
 
     ``out``: a contiguous array of the same type and shape, which may be ``array`` itself. float16 and bfloat16 are summed in
-    float32 and rounded once. Integers wrap on overflow as in NumPy. ``prescale_factor`` multiplies each input, ``postscale_factor``
+    float32 and rounded once; of hosts with several ranks each host's sum is rounded to travel, too, unless
+    ``COLLECTIVE_SUM_ORDER=ranks``: at most u (|S| + (1 + u) (|S1| + |S2| + ...)) from the exact sum S of hosts' sums S1, S2, ...,
+    besides float32's own errors, with u = 2**-8 for bfloat16 and 2**-11 for float16. Integers wrap on overflow as in NumPy.
+    ``prescale_factor`` multiplies each input, ``postscale_factor``
     the result; of integers, both round towards zero, and so does the average.
     """
     repeats = out is array

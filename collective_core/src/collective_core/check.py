@@ -93,8 +93,9 @@ def report(failures: list[str], seconds: float) -> dict[str, Any]:
 def print_plainly(document: dict[str, Any]) -> None:
     hosts = ", ".join(f"{h['host']} ({len(h['ranks'])})" for h in document["hosts"])
     print(f"collective_core {document['version']} ({document['kernels']} kernels): {document['size']} ranks on {hosts}")
-    copies = "one copy" if document["single_copy"] else "two copies: the system or a setting forbids to reach another rank's memory"
-    beside = f" ({copies} of a large tensor)" if "shared memory" in document["transport"] else ""
+    forbidden = "" if document["single_copy"] else ": the system or a setting forbids to reach another rank's memory"
+    copies = f"{'one copy' if document['single_copy'] else 'two copies'} of a large allgather or reduce-scatter{forbidden}"
+    beside = f" ({copies})" if "shared memory" in document["transport"] else ""
     print(f"transport: {document['transport']}{beside}; checked in {document['seconds']} s")
     for failure in document["failures"]:
         print(f"WRONG: {failure}")

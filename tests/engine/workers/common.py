@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import re
 import sys
@@ -56,18 +57,23 @@ def values(rank, count, dtype, seed=0):
     return generator.integers(info.min, info.max, size=count, dtype=dtype, endpoint=True)
 
 
-def by_host(parts, reduce):
-    """``parts``, or what ``reduce`` makes of those of each host, where the job adds so."""
-    if os.environ.get("COLLECTIVE_SUM_ORDER") != "hosts" or len(parts) != SIZE or SIZE == HOSTS:
+def by_host(parts, reduce, scale=1.0):
+    """``parts``, or what ``reduce`` makes of those of each host, where the job adds so: in their type, times ``scale``."""
+    if os.environ.get("COLLECTIVE_SUM_ORDER") == "ranks" or len(parts) != SIZE or SIZE % HOSTS or SIZE == HOSTS or HOSTS == 1:
         return parts
     each = SIZE // HOSTS
-    return [reduce(parts[first : first + each]) for first in range(0, SIZE, each)]
+    sums = [reduce(parts[first : first + each]) for first in range(0, SIZE, each)]
+    return [(total * total.dtype.type(scale) if scale != 1 else total).astype(parts[0].dtype) for total in sums]
 
 
-def sum_in_rank_order(parts):
-    """((x0 + x1) + x2) + ...: float16 in float32, integers wrapping; returns the accumulator's type."""
+def sum_in_rank_order(parts, scale=1.0):
+    """((x0 + x1) + x2) + ...: float16 in float32, integers wrapping; returns the accumulator's type. ``scale``: of hosts' sums."""
     wide = np.float32 if parts[0].dtype == np.float16 else parts[0].dtype
-    parts = by_host(parts, sum_in_rank_order)
+    parts = by_host(parts, lambda some: _sum(some, wide), scale)
+    return _sum(parts, wide)
+
+
+def _sum(parts, wide):
     total = parts[0].astype(wide)
     for part in parts[1:]:
         total = total | part if total.dtype == bool else total + part.astype(wide)
@@ -78,19 +84,24 @@ def reduce_in_rank_order(parts, op, divisor=None):
     """``divisor``: of an average, where it is not the number of parts."""
     dtype, divisor = parts[0].dtype, divisor or len(parts)
     with np.errstate(over="ignore"):
+        # A host's sum of float16 travels as a mean of as many as a power of two.
+        adds_by_host = dtype == np.float16 and by_host(parts, sum) is not parts
+        scale = 0.5 ** math.ceil(math.log2(SIZE // HOSTS)) if adds_by_host else 1.0
         if op == "Sum":
-            return sum_in_rank_order(parts).astype(dtype)
+            total = sum_in_rank_order(parts, scale)
+            return (total * total.dtype.type(1 / scale) if adds_by_host else total).astype(dtype)
         if op == "Average":
-            total = sum_in_rank_order(parts)
+            total = sum_in_rank_order(parts, scale)
             if np.issubdtype(dtype, np.floating):
-                return (total / total.dtype.type(divisor)).astype(dtype)
+                return (total / total.dtype.type(divisor) * total.dtype.type(1 / scale)).astype(dtype)
             total = total.astype(np.int64 if dtype.kind == "i" else np.uint64)
             towards_zero = (total < 0) & (total % divisor != 0)
             return (total // divisor + towards_zero).astype(dtype)
         wide = np.float32 if dtype == np.float16 else dtype
         function = {"Min": np.minimum, "Max": np.maximum, "Product": np.multiply}[op]
-        wider = by_host([part.astype(wide) for part in parts], lambda some: functools.reduce(function, some))
-        return functools.reduce(function, wider).astype(dtype)
+        if op != "Product" or dtype != np.float16:
+            parts = by_host(parts, lambda some: functools.reduce(function, [part.astype(wide) for part in some]))
+        return functools.reduce(function, [part.astype(wide) for part in parts]).astype(dtype)
 
 
 def expect(call, kind, message):

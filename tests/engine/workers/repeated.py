@@ -13,15 +13,15 @@ hvd.init()
 rank, size = hvd.rank(), hvd.size()
 total = sum(range(size))
 in_full = []  # tensors of the calls that were not prepared
-own = allreduce._allreduce_in_place
+own = allreduce._describe
 
 
-def observed(tensor, *arguments):
+def observed(tensor, *arguments, **options):
     in_full.append(tensor.shape)
-    return own(tensor, *arguments)
+    return own(tensor, *arguments, **options)
 
 
-allreduce._allreduce_in_place = observed
+allreduce._describe = observed
 
 
 def check(tensor, want, **how):
@@ -64,8 +64,7 @@ def everything():
             once_more(tensor, total, average=False)
             once_more(tensor, 2 * total, op=hvd.Sum, prescale_factor=2.0)
             once_more(tensor, 3 * total, op=hvd.Sum, postscale_factor=3.0)
-            once_more(tensor, total, op=hvd.Sum, process_set=hvd.global_process_set)
-            check(tensor, total, op=hvd.Sum, process_set=hvd.global_process_set)
+            repeat(tensor, total, op=hvd.Sum, process_set=hvd.global_process_set)
             tensor.data = tensor.detach().view(2, -1)
             once_more(tensor, total, op=hvd.Sum, process_set=hvd.global_process_set)
             tensor.data = torch.empty(2, count // 2)
@@ -88,9 +87,27 @@ def everything():
 
     # A factor that is a tensor, as scales of gradients are: its value counts, which the program changes in place.
     scaled, scale = torch.empty(4), torch.tensor(0.5)
-    repeat(scaled, total / 2, op=hvd.Sum, prescale_factor=scale)
+    for _ in range(3):
+        once_more(scaled, total / 2, op=hvd.Sum, prescale_factor=scale)
     scale.mul_(4)
     once_more(scaled, 2 * total, op=hvd.Sum, prescale_factor=scale)
+
+    # Its form counts, too: the same by name and by position are two calls, of which the last one is prepared.
+    formed = torch.empty(4)
+    repeat(formed, total, op=hvd.Sum)
+    in_full.clear()
+    for number in range(4):
+        in_full.clear()
+        formed.fill_(rank)
+        hvd.allreduce_(formed, None, None, hvd.Sum)
+        assert formed.eq(total).all()
+        assert not in_full or number < 2, number
+    for number in range(4):
+        in_full.clear()
+        formed.fill_(rank)
+        hvd.allreduce_(tensor=formed, op=hvd.Sum)
+        assert formed.eq(total).all()
+        assert not in_full or number < 2, number
 
     # Unnamed ones have the names that they had: here some ranks prepare them and others never do.
     kept = torch.empty(7)

@@ -52,7 +52,7 @@ held, answers = [], []
 
 def knock():
     """Silence, garbage, a hello with a false proof, on both doors of rank 0."""
-    hello = b"collcore" + (5).to_bytes(4, "little") + (1).to_bytes(4, "little") + (0).to_bytes(4, "little") + bytes(4) + b"\x02" + bytes(39)
+    hello = b"collcore" + (6).to_bytes(4, "little") + (1).to_bytes(4, "little") + (0).to_bytes(4, "little") + bytes(4) + b"\x02" + bytes(39)
     for payload in (b"", b"GET / HTTP/1.0\r\n\r\n" * 10, os.urandom(5000), hello):
         for door in (("127.0.0.1", int(places[0][0])), "\0" + places[0][1]):
             stranger = socket.socket(socket.AF_UNIX if isinstance(door, str) else socket.AF_INET)

@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 dist.init_process_group("collective", timeout=timedelta(seconds=60))
 rank, size = dist.get_rank(), dist.get_world_size()
 group = dist.group.WORLD
+operations = group.operations
 wrong = []
 
 
@@ -144,6 +145,44 @@ else:
             wrong.append(str(error))
     time.sleep(1.5)
     group.monitored_barrier(30)
+
+# Calls that are repeated are prepared from the third on, and see what has changed.
+repeated = torch.zeros(6)
+
+
+def sum_again(want, **how):
+    """One call, on this rank's number everywhere."""
+    repeated.fill_(rank)
+    version, number = repeated._version, group._get_sequence_number_for_group()
+    dist.all_reduce(repeated, **how)
+    if not repeated.eq(want).all() or repeated._version <= version or group._get_sequence_number_for_group() != number + 1:
+        wrong.append(f"a repeated call: {repeated}, {want}, version {repeated._version}")
+
+
+total = float(sum(range(size)))
+for _ in range(5):
+    sum_again(total)
+sum_again(size - 1.0, op=dist.ReduceOp.MAX)
+for _ in range(4):
+    sum_again(total, group=group)
+if operations.run_prepared(torch.zeros(6), 0) or not operations.run_prepared(repeated, 0):
+    wrong.append("the call is not prepared")
+repeated.resize_(3)
+sum_again(total)
+asynchronous = dist.all_reduce(repeated.fill_(rank), async_op=True)
+asynchronous.wait()
+sum_again(total)
+expect("a repeated call with another size", "ask for different things", lambda: dist.all_reduce(repeated if rank == 0 else torch.zeros(9)))
+sum_again(total)
+pair = dist.new_group()
+for _ in range(4):
+    sum_again(total)
+    repeated.fill_(rank)
+    dist.all_reduce(repeated, group=pair)
+    if not repeated.eq(total).all():
+        wrong.append(f"a repeated call of another group: {repeated}")
+dist.destroy_process_group(pair)
+sum_again(total)
 
 # Groups may go in any order.
 first, second = dist.new_group(), dist.new_group()

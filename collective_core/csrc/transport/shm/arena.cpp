@@ -62,6 +62,15 @@ void create(SharedMemory* memory, size_t ranks) {
   }
 }
 
+size_t unit_of(size_t bytes) {
+  return bytes >= large_page ? large_page : page;
+}
+
+// From its begin to where a block can lie.
+size_t gap_in(const std::pair<const size_t, size_t>& room, size_t bytes) {
+  return round_up(room.first, unit_of(bytes)) - room.first;
+}
+
 }  // namespace
 
 std::shared_ptr<Arena> Arena::share(const Topology& topology, const std::map<int, Fd>& local, double start_timeout) {
@@ -89,42 +98,91 @@ std::shared_ptr<Arena> Arena::share(const Topology& topology, const std::map<int
   return arena;
 }
 
-void* Arena::allocate(size_t bytes, bool large_pages) {
+void* Arena::allocate(size_t bytes, Pages pages) {
   const size_t needed = round_up(std::max<size_t>(bytes, 1), page);
-  const size_t unit = needed >= large_page ? large_page : page;
-  const auto gap_in = [&](const auto& block) { return round_up(block.first, unit) - block.first; };
   std::unique_lock<std::mutex> lock(mutex_);
-  const auto found = std::find_if(free_.begin(), free_.end(),
-                                  [&](const auto& b) { return b.second >= needed && b.second - needed >= gap_in(b); });
-  if (needed < bytes || found == free_.end()) {
-    throw Failure(Fault::invalid, "no room for " + std::to_string(bytes) +
-                                      " bytes in the memory that the ranks of this "
-                                      "host share (" +
-                                      std::to_string(part_bytes_) + " bytes per rank)");
-  }
-  const size_t gap = gap_in(*found), offset = found->first + gap, rest = found->second - gap - needed;
-  if (gap) {
-    found->second = gap;
+  const auto is_alike = [&](const auto& kept) { return kept.second == needed; };
+  const auto kept = pages == Pages::kept ? std::find_if(kept_.begin(), kept_.end(), is_alike) : kept_.end();
+  const bool is_new = kept == kept_.end();
+  size_t offset = 0;
+  if (is_new) {
+    auto room = find_room(std::max(needed, bytes));
+    if (room == free_.end() && !kept_.empty()) {
+      give_kept_back(0);
+      room = find_room(std::max(needed, bytes));
+    }
+    if (room == free_.end()) {
+      throw Failure(Fault::invalid, "no room for " + std::to_string(bytes) +
+                                        " bytes in the memory that the ranks of this "
+                                        "host share (" +
+                                        std::to_string(part_bytes_) + " bytes per rank)");
+    }
+    const size_t gap = gap_in(*room, needed), rest = room->second - gap - needed;
+    offset = room->first + gap;
+    if (gap) {
+      room->second = gap;
+    } else {
+      free_.erase(room);
+    }
+    if (rest) free_[offset + needed] = rest;
   } else {
-    free_.erase(found);
+    offset = kept->first;
+    kept_bytes_ -= needed;
+    kept_.erase(kept);
   }
-  if (rest) free_[offset + needed] = rest;
-  used_[offset] = needed;
+  used_[offset] = {needed, pages == Pages::kept, false};
   used_bytes_ += needed;
   max_used_bytes_ = std::max(max_used_bytes_, used_bytes_);
+  if (pages == Pages::kept) {
+    keeping_bytes_ += needed;
+    max_keeping_bytes_ = std::max(max_keeping_bytes_, keeping_bytes_);
+    give_kept_back(max_keeping_bytes_ - keeping_bytes_);
+  }
   lock.unlock();
-  if (large_pages) use_large_pages(mine_ + offset, needed);
+  if (is_new && pages != Pages::touched) use_large_pages(mine_ + offset, needed);
   return mine_ + offset;
+}
+
+Arena::Free::iterator Arena::find_room(size_t bytes) {
+  return std::find_if(free_.begin(), free_.end(),
+                      [&](const auto& b) { return b.second >= bytes && b.second - bytes >= gap_in(b, bytes); });
 }
 
 void Arena::release(void* address) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto used = used_.find(static_cast<size_t>(static_cast<char*>(address) - mine_));
   if (used == used_.end()) return;
-  madvise(address, used->second, MADV_REMOVE);  // the pages go back to the system
-  used_bytes_ -= used->second;
-  auto block = free_.insert(*used).first;
+  const auto [offset, block] = *used;
   used_.erase(used);
+  used_bytes_ -= block.bytes;
+  if (block.keeps) keeping_bytes_ -= block.bytes;
+  if (block.is_retired) {
+    madvise(address, block.bytes, MADV_REMOVE);
+  } else if (block.keeps) {
+    kept_.emplace_back(offset, block.bytes);
+    kept_bytes_ += block.bytes;
+  } else {
+    give_back(offset, block.bytes);
+  }
+}
+
+void Arena::retire() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& used : used_) used.second.is_retired = true;
+}
+
+void Arena::give_kept_back(size_t bytes) {
+  while (kept_bytes_ > bytes) {
+    const auto [offset, length] = kept_.front();
+    kept_.pop_front();
+    kept_bytes_ -= length;
+    give_back(offset, length);
+  }
+}
+
+void Arena::give_back(size_t offset, size_t bytes) {
+  madvise(mine_ + offset, bytes, MADV_REMOVE);  // the pages go back to the system
+  auto block = free_.emplace(offset, bytes).first;
   const auto next = std::next(block);
   if (next != free_.end() && block->first + block->second == next->first) {
     block->second += next->second;
@@ -144,7 +202,7 @@ Arena::Use Arena::use() {
 
 uint64_t Arena::location_of(const void* address, size_t bytes) const {
   const auto at = reinterpret_cast<uintptr_t>(address), begin = reinterpret_cast<uintptr_t>(mine_);
-  if (at < begin || at - begin > part_bytes_ || bytes > part_bytes_ - (at - begin)) return 0;
+  if (bytes == 0 || at < begin || at - begin > part_bytes_ || bytes > part_bytes_ - (at - begin)) return 0;
   return at - begin + 1;
 }
 

@@ -5,13 +5,18 @@
 // large ones, and are given back when a block is freed. A rank allocates in its own part without asking anyone; where a
 // tensor lies travels in the header of the operation. Blocks stay valid after the engine is closed, for as long as
 // someone holds the Arena.
+//
+// Blocks of buffers that come and go with every step keep their pages for the next one of their length, as clearing new
+// ones would take longer than to reduce them; no more pages than such blocks had in use at once.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/deadline.h"
@@ -19,6 +24,9 @@
 #include "transport/shm/shared_memory.h"
 
 namespace cc {
+
+// When a block's pages come: from the first touch, or large ones from the allocation, which kept ones outlive.
+enum class Pages { touched, large, kept, count };
 
 class Arena {
  public:
@@ -28,8 +36,11 @@ class Arena {
 
   // Aligned to a page, large blocks to a large one; zeroed unless it was used before. Throws Failure(invalid) when the
   // part is full.
-  void* allocate(size_t bytes, bool large_pages = false);
+  void* allocate(size_t bytes, Pages pages = Pages::touched);
   void release(void* address);
+  // No block that is in use is given out again: an operation has failed, in which other ranks may still be at work
+  // there.
+  void retire();
 
   // Bytes of this rank's part: given out now, at most so far, and all.
   struct Use {
@@ -50,9 +61,19 @@ class Arena {
   size_t part_bytes_ = 0;
 
   std::mutex mutex_;
-  std::map<size_t, size_t> free_;  // blocks in this rank's part: offset, bytes; never two that touch
-  std::map<size_t, size_t> used_;
-  size_t used_bytes_ = 0, max_used_bytes_ = 0;
+  struct Block {
+    size_t bytes;
+    bool keeps, is_retired;
+  };
+  using Free = std::map<size_t, size_t>;
+  Free::iterator find_room(size_t bytes);       // with mutex_ held, like the following
+  void give_back(size_t offset, size_t bytes);  // to the system and to free_
+  void give_kept_back(size_t bytes);            // until at most so many are kept
+  Free free_;                                   // blocks in this rank's part: offset, bytes; never two that touch
+  std::map<size_t, Block> used_;
+  std::deque<std::pair<size_t, size_t>> kept_;  // offset, bytes; the oldest first
+  size_t used_bytes_ = 0, max_used_bytes_ = 0, kept_bytes_ = 0;
+  size_t keeping_bytes_ = 0, max_keeping_bytes_ = 0;  // of used blocks that will be kept
 };
 
 }  // namespace cc

@@ -1,7 +1,8 @@
 // What lies where in the memory that the ranks of a host share.
 //
 //   ControlBlock   failure record, signals
-//   slots          2 (parity of the sequence number) x size x (Header + inline payload), by global rank
+//   slots          2 (parity of the sequence number) x size, rounded up to pairs, x (Header + inline payload), by rank,
+//                  where pairs take turns (host_memory.h)
 //   leads          2 x size, of several hosts: in whose slot a rank's header is
 //   in             local_size x 2 x chunk_bytes    each rank's own data on its way in
 //   out            2 x chunk_bytes                 results, written slice by slice by different ranks
@@ -29,7 +30,7 @@ constexpr size_t chunk_bytes_many_hosts = size_t(2) << 20;
 // Inline payloads travel with the headers to every rank, so their sum over all ranks is kept near 64 KiB.
 constexpr size_t inline_total = size_t(64) << 10;
 constexpr size_t min_inline = 256;
-constexpr size_t max_inline = 4096;
+constexpr size_t max_inline_one_host = 8192, max_inline_many_hosts = 4096;
 // More ranks add no tensors that have come with headers: as many headers that differ take longer than some more steps.
 constexpr size_t max_inline_sum = 4096;
 
@@ -60,8 +61,9 @@ struct alignas(cache_line) RankCell {
   void* output;         // addresses in its own memory
   const void* input;
   std::atomic<uint32_t> closed;  // nobody may write there any more
-  std::atomic<uint32_t> writes;  // begun and ended into others' memory: odd while it writes
-  cpu_set_t cores;               // that it is bound to
+  // Begun and ended into others' memory: odd while it writes. In a line of its own, as all look at `closed`.
+  alignas(cache_line) std::atomic<uint32_t> writes;
+  cpu_set_t cores;  // that it is bound to
 };
 
 struct ControlBlock {
@@ -80,13 +82,15 @@ struct Layout {
   explicit Layout(const Topology& t)
       : local_size(static_cast<size_t>(t.local_size())),
         size(static_cast<size_t>(t.size)),
+        slots(round_up(size, 2)),
         chunk_bytes(t.host_count() == 1 ? chunk_bytes_one_host : chunk_bytes_many_hosts) {
     const size_t share = inline_total / size / cache_line * cache_line;
-    inline_bytes = share > max_inline ? max_inline : share < min_inline ? min_inline : share;
+    const size_t max_inline = t.host_count() == 1 ? max_inline_one_host : max_inline_many_hosts;
+    inline_bytes = std::clamp(share, min_inline, max_inline);
     payload_bytes = std::max(inline_bytes, round_up(size * sizeof(int64_t), cache_line));  // the splits of an alltoall
     slot_bytes = header_at + sizeof(Header) + payload_bytes;
     slots_at = round_up(sizeof(ControlBlock) + local_size * sizeof(RankCell), page);
-    leads_at = slots_at + 2 * size * slot_bytes;
+    leads_at = slots_at + 2 * slots * slot_bytes;
     in_at = round_up(leads_at + 2 * size * sizeof(uint32_t), page);
     out_at = in_at + local_size * 2 * chunk_bytes;
     total = out_at + 2 * chunk_bytes;
@@ -94,7 +98,7 @@ struct Layout {
   // Of a tensor that travels with its header.
   size_t inline_bytes_of(Kind kind) const { return is_reduction(kind) && size > max_inline_sum ? 0 : inline_bytes; }
 
-  size_t local_size, size, chunk_bytes;
+  size_t local_size, size, slots, chunk_bytes;
   size_t inline_bytes = 0;
   size_t payload_bytes = 0;  // that fit behind a header
   size_t slot_bytes = 0, slots_at = 0, leads_at = 0, in_at = 0, out_at = 0, total = 0;

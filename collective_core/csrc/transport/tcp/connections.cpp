@@ -48,7 +48,7 @@ class Acceptor {
     try {
       while (!missing_.empty() && !deadline.passed() && !stop) {
         wait();
-        accept_waiting(listeners_.tcp, false);
+        for (const Fd& listener : listeners_.tcp) accept_waiting(listener, false);
         accept_waiting(listeners_.unix_socket, true);
         for (auto pending = pending_.begin(); pending != pending_.end();) {
           pending = is_settled(*pending) ? pending_.erase(pending) : std::next(pending);
@@ -65,9 +65,9 @@ class Acceptor {
  private:
   void wait() {
     std::vector<pollfd> waiting;
-    for (const Fd* listener : {&listeners_.tcp, &listeners_.unix_socket}) {
-      if (*listener) waiting.push_back({listener->get(), POLLIN, 0});
-    }
+    waiting.reserve(listeners_.tcp.size() + 1 + pending_.size());
+    for (const Fd& listener : listeners_.tcp) waiting.push_back({listener.get(), POLLIN, 0});
+    if (listeners_.unix_socket) waiting.push_back({listeners_.unix_socket.get(), POLLIN, 0});
     for (const PendingConnection& pending : pending_) waiting.push_back({pending.fd(), POLLIN, 0});
     poll(waiting.data(), waiting.size(), poll_ms);
   }
@@ -112,13 +112,19 @@ class Acceptor {
   std::exception_ptr error_;
 };
 
+// Of a peer: data connections take its addresses in turn.
+const std::string& address_for(const PlannedConnection& call, const Peer& peer) {
+  const size_t turn = call.purpose == Purpose::data ? static_cast<size_t>(call.channel) % (peer.rails.size() + 1) : 0;
+  return turn ? peer.rails[turn - 1] : peer.address;
+}
+
 // Until the peer has let this rank in: who is called by many strangers may hang up on it. One that listens no more
 // after that is gone.
 Fd enter(const Topology& topology, const PlannedConnection& call, const std::string& secret, const Deadline& deadline) {
   const Peer& peer = topology.peers[call.peer];
   for (double retry_s = refused_retry_s;; retry_s = 0) {
     Fd fd = call.purpose == Purpose::local ? connect_unix(peer.socket_name, deadline, retry_s)
-                                           : connect_tcp(peer.address, peer.port, deadline, retry_s);
+                                           : connect_tcp(address_for(call, peer), peer.port, deadline, retry_s);
     if (call.purpose == Purpose::local && !same_user(fd.get())) {
       throw Failure(Fault::peer_lost, "it runs under another user");
     }
@@ -142,7 +148,8 @@ Fd connect_to_peer(const Topology& topology, const PlannedConnection& call, cons
     throw Failure(
         failure.fault,
         "no connection to " + topology.describe(call.peer) +
-            (network ? " at " + peer.address + " port " + std::to_string(peer.port) : "") + ": " + failure.what() +
+            (network ? " at " + address_for(call, peer) + " port " + std::to_string(peer.port) : "") + ": " +
+            failure.what() +
             (network ? "; is a firewall between the hosts, or is this the wrong network (set COLLECTIVE_NETWORK)?"
                      : ""),
         {call.peer});
@@ -151,11 +158,20 @@ Fd connect_to_peer(const Topology& topology, const PlannedConnection& call, cons
 
 }  // namespace
 
-Listeners open_listeners(const std::string& address) {
+Listeners open_listeners(const std::vector<std::string>& addresses) {
+  constexpr int tries = 20;  // the port that is free at the first address need not be free at the others
   Listeners listeners;
   listeners.unix_socket = listen_unix(&listeners.socket_name);
-  if (!address.empty()) listeners.tcp = listen_tcp(address, &listeners.port);
-  return listeners;
+  for (int tried = 1;; ++tried) {
+    try {
+      for (const std::string& address : addresses) listeners.tcp.push_back(listen_tcp(address, &listeners.port));
+      return listeners;
+    } catch (const Failure&) {
+      if (listeners.tcp.empty() || tried == tries) throw;
+      listeners.tcp.clear();
+      listeners.port = 0;
+    }
+  }
 }
 
 Connections connect_all(const Topology& topology, Listeners listeners, const std::string& secret, double seconds,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "base/topology.h"
 #include "transport/seam.h"
@@ -12,14 +13,14 @@
 namespace cc {
 
 struct Listeners {
-  Fd tcp;
+  std::vector<Fd> tcp;  // at one port
   Fd unix_socket;
   int port = 0;
   std::string socket_name;
 };
 
-// An empty address: no TCP.
-Listeners open_listeners(const std::string& address);
+// At these addresses; none: no TCP.
+Listeners open_listeners(const std::vector<std::string>& addresses);
 
 // Throws Failure(timeout) naming the ranks that did not connect within `seconds`.
 // sockets: data connections from one rank to another.

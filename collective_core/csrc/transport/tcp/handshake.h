@@ -20,7 +20,7 @@
 
 namespace cc {
 
-constexpr uint32_t protocol_version = 5;  // raise it with every change of a wire format
+constexpr uint32_t protocol_version = 6;  // raise it with every change of a wire format
 
 struct Hello {
   char magic[8];

@@ -121,7 +121,7 @@ void wait_ready(int fd, short events, const Deadline& deadline) {
 }  // namespace
 
 Fd listen_tcp(const std::string& address, int* port) {
-  Fd fd = listen_on(parse_address(address, 0), address);
+  Fd fd = listen_on(parse_address(address, *port), address);
   SocketAddress bound;
   bound.length = sizeof bound.storage;
   if (getsockname(fd.get(), bound.get(), &bound.length) != 0)

@@ -10,7 +10,7 @@
 
 namespace cc {
 
-// Listens on `address` (numeric) at a port that the system chooses.
+// Listens on `address` (numeric) at this port; 0: one that the system chooses.
 Fd listen_tcp(const std::string& address, int* port);
 // Listens on an abstract unix socket: it has no file, so nothing is left behind. `name` receives a random name.
 Fd listen_unix(std::string* name);

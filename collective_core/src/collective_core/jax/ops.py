@@ -71,7 +71,7 @@ def _like(array: Any) -> jax.ShapeDtypeStruct:
 
 @takes("name op prescale_factor postscale_factor process_set compression", compression=Compression.none)
 def allreduce(tensor: Any, name: str | None, how: Reduction, compression: Any) -> Any:
-    """Combines the arrays of all ranks element by element, in rank order. ``tensor``: an array, or a tree of arrays, which go as one group.
+    """Combines the arrays of all ranks element by element, in one order. ``tensor``: an array, or a tree of arrays, which go as one group.
 
     float16 and bfloat16 are summed in float32 and rounded once; the average of integers is rounded towards zero. ``prescale_factor``
     multiplies each input, ``postscale_factor`` the result. Differentiable for Sum and Average.

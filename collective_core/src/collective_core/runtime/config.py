@@ -5,7 +5,8 @@ COLLECTIVE_TIMEOUT             seconds without progress after which a collective
 COLLECTIVE_START_TIMEOUT       seconds for connecting all ranks (60)
 COLLECTIVE_ADDRESS             numeric address of this host that the other hosts shall use
 COLLECTIVE_NETWORK             CIDRs or interfaces, comma separated; each host uses its address in the first that fits
-COLLECTIVE_SOCKETS             TCP connections to each other rank over which large reductions go (1); rank 0's counts
+COLLECTIVE_RAILS               further CIDRs or interfaces: large tensors go over each host's address in each of them, too
+COLLECTIVE_SOCKETS             TCP connections to each other rank and address over which large reductions go (1); rank 0's counts
 COLLECTIVE_SINGLE_COPY         0: ranks of a host do not reach each other's memory, though the system allows it (1)
 COLLECTIVE_FUSION_MB           size in MB of the buckets in which DistributedOptimizer sums gradients (25)
 COLLECTIVE_BACKEND             transport of tensors between ranks: engine, or mpi (engine)
@@ -70,8 +71,8 @@ MAX_METRICS_PORT = 64000
 BACKENDS = ("engine", "mpi")
 #: Whether CUDA tensors go through NCCL. auto: where every rank has a GPU of its own.
 NCCL = ("auto", "on", "off")
-#: How values of several hosts with several ranks each are added: strictly in rank order, or first within each host.
-SUM_ORDERS = ("ranks", "hosts")
+#: How values of several hosts with several ranks each are added: first within each host, or strictly in rank order.
+SUM_ORDERS = ("hosts", "ranks")
 
 
 class Config(NamedTuple):
@@ -88,6 +89,7 @@ class Config(NamedTuple):
     autotune_cache: str | None
     address: str | None
     networks: tuple[str, ...]
+    rails: tuple[str, ...]
     host_id: str | None
     stall_warning: float
     timeline: str | None
@@ -153,6 +155,7 @@ def from_environment() -> Config:
         autotune_cache=text("COLLECTIVE_AUTOTUNE_CACHE"),
         address=text("COLLECTIVE_ADDRESS"),
         networks=tuple(part.strip() for part in (text("COLLECTIVE_NETWORK") or "").split(",") if part.strip()),
+        rails=tuple(part.strip() for part in (text("COLLECTIVE_RAILS") or "").split(",") if part.strip()),
         host_id=text("COLLECTIVE_HOST_ID"),
         stall_warning=_number(environment, "COLLECTIVE_STALL_WARNING", DEFAULT_STALL_WARNING, least=0.0),
         timeline=text("COLLECTIVE_TIMELINE"),

@@ -40,7 +40,7 @@ def candidates(own: Sequence[Interface], others: Sequence[Sequence[Interface]]) 
     return [i for i in own if not i.name.startswith(INNER) and i.address not in taken]
 
 
-def in_networks(own: Sequence[Interface], networks: Sequence[str]) -> str | None:
+def in_networks(own: Sequence[Interface], networks: Sequence[str], variable: str = "COLLECTIVE_NETWORK") -> str | None:
     """Own address in the first of ``networks`` (CIDR, or names of interfaces) that has one. A name need not be there on every host."""
     for text in networks:
         try:
@@ -51,7 +51,7 @@ def in_networks(own: Sequence[Interface], networks: Sequence[str]) -> str | None
                 if named:
                     return named[0]
                 continue
-            raise CollectiveError(f"COLLECTIVE_NETWORK: {error}", "invalid") from error
+            raise CollectiveError(f"{variable}: {error}", "invalid") from error
         for interface in own:
             if ipaddress.ip_address(interface.address) in network:
                 return interface.address
@@ -96,9 +96,34 @@ def choose_address(
             found = _routed(own, others)
     if found:
         return found
-    have = ", ".join(f"{i.name} {i.address}/{i.prefix}" for i in own) or "none"
     wish = f"in COLLECTIVE_NETWORK={','.join(networks)}" if networks else "that leads to the other hosts"
-    raise CollectiveError(f"{socket.gethostname()} has no address {wish}; its interfaces: {have}", "invalid")
+    raise CollectiveError(f"{socket.gethostname()} has no address {wish}; {_described(own)}", "invalid")
+
+
+def choose_rails(own: Sequence[Interface], address: str, networks: Sequence[str]) -> list[str]:
+    """The address of this host in each of ``networks``, of the kind of ``address`` and on another interface (but loopback's).
+
+    Raises :class:`CollectiveError` where one has none.
+    """
+    first = ipaddress.ip_address(address)
+    taken = {first}
+    rails: list[str] = []
+    for network in networks:
+        cards = {i.name for i in own if ipaddress.ip_address(i.address) in taken and not ipaddress.ip_address(i.address).is_loopback}
+        free = [i for i in own if i.name not in cards and ipaddress.ip_address(i.address).version == first.version]
+        found = in_networks([i for i in free if ipaddress.ip_address(i.address) not in taken], [network], "COLLECTIVE_RAILS")
+        if not found:
+            text = (
+                f"{socket.gethostname()} has no address in COLLECTIVE_RAILS={network} on another card than {', '.join([address, *rails])}"
+            )
+            raise CollectiveError(f"{text}; {_described(own)}", "invalid")
+        taken.add(ipaddress.ip_address(found))
+        rails.append(found)
+    return rails
+
+
+def _described(own: Sequence[Interface]) -> str:
+    return "its interfaces: " + (", ".join(f"{i.name} {i.address}/{i.prefix}" for i in own) or "none")
 
 
 def _routed(own: Sequence[Interface], others: Sequence[Sequence[Interface]]) -> str | None:

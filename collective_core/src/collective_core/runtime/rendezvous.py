@@ -20,7 +20,7 @@ from collective_core import _native
 from collective_core.errors import CollectiveError
 from collective_core.runtime import external
 from collective_core.runtime.config import SEMANTICS, SERVERS, Config
-from collective_core.runtime.network import choose_address, interfaces_of
+from collective_core.runtime.network import choose_address, choose_rails, interfaces_of
 
 NONCE_BYTES = 32
 #: Ranks whose reasons for not connecting one error tells.
@@ -70,6 +70,7 @@ def meet(
             SEMANTICS: config.semantics,
             "COLLECTIVE_NCCL": config.nccl,
             "COLLECTIVE_SUM_ORDER": config.sum_order,
+            "COLLECTIVE_RAILS": ",".join(config.rails),
             SERVERS: str(config.servers),
         },
         "sockets": config.sockets,
@@ -86,7 +87,7 @@ def meet(
     first_of_host: dict[str, dict[str, Any]] = {}
     for info in (everyone[rank] for rank in ranks):
         first_of_host.setdefault(info["host_id"], info)
-    address = None
+    address, rails = None, ""
     error = ""
     port, socket_name = 0, ""
     try:
@@ -94,28 +95,32 @@ def meet(
             external.choose(config.backend, launcher)
         if included and len(first_of_host) > 1:
             others = [interfaces_of(info["interfaces"]) for host, info in first_of_host.items() if host != identity]
-            address = choose_address(interfaces_of(mine["interfaces"]), others, config.address, config.networks)
+            own = interfaces_of(mine["interfaces"])
+            address = choose_address(own, others, config.address, config.networks)
+            rails = "".join(f",{rail}" for rail in choose_rails(own, address, config.rails))
         if included:
-            port, socket_name = _native.open_listeners(address)
+            port, socket_name = _native.open_listeners(address, rails)
     except CollectiveError as problem:
         error = str(problem)
 
     nonce = secrets.token_bytes(NONCE_BYTES).hex() if launcher.rank == 0 else ""
     try:
         endpoints = exchange_documents(
-            launcher, {"address": address or "", "port": port, "socket": socket_name, "nonce": nonce, "error": error}
+            launcher, {"address": address or "", "rails": rails, "port": port, "socket": socket_name, "nonce": nonce, "error": error}
         )
         _raise_first_error(endpoints, everyone)
         peers = [
             _native.PeerInfo(
-                number, info["pid"], info["host_id"], info["host_name"], endpoint["address"], endpoint["port"], endpoint["socket"]
+                numbers[rank] if numbers else rank,
+                *(everyone[rank][fact] for fact in ("pid", "host_id", "host_name")),
+                *(endpoints[rank][fact] for fact in ("address", "port", "socket", "rails")),
             )
-            for number, info, endpoint in ((numbers[rank] if numbers else rank, everyone[rank], endpoints[rank]) for rank in ranks)
+            for rank in ranks
         ]
         if included:
             external.join(process_set, [numbers[rank] for rank in ranks] if numbers else ranks)
             secret = session_secret(launcher.secret, bytes.fromhex(endpoints[0]["nonce"]), process_set)
-            sockets = everyone[ranks[0]]["sockets"]  # which all have to agree on
+            sockets = everyone[ranks[0]]["sockets"] * (1 + len(config.rails))  # which all have to agree on
             began = time.monotonic()
             failure = _connect(ranks.index(launcher.rank), peers, secret, config, process_set, sockets)
             if launcher.hears_of_deaths:

@@ -7,9 +7,11 @@ from collections import deque
 from functools import partial
 from typing import Any, Callable, Sequence
 
+import torch
+
 from collective_core import _native
 from collective_core.errors import CollectiveError, InvalidUseError
-from collective_core.runtime import operations
+from collective_core.runtime import cores, membership, operations
 from collective_core.torch.compiling import not_compiled
 
 #: What operations read and write, by the engine's handle. The engine has only addresses: the memory stays until the engine is
@@ -17,6 +19,15 @@ from collective_core.torch.compiling import not_compiled
 _kept: dict[int, Any] = {}
 #: Handles of the engine for which nobody will wait any more.
 _abandoned: deque[int] = deque()
+
+
+def can_overlap() -> bool:
+    """Whether sums beside the backward pass can save time: not where all cores compute and there is no network to wait for.
+
+    Two threads of a rank would only take the core from each other, and those of other ranks wait for both.
+    """
+    member = membership.current()
+    return member.cross_size > 1 or torch.get_num_threads() < cores.share(member.local_size, cores.launcher())
 
 
 def _drop_abandoned() -> None:

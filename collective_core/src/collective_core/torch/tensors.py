@@ -49,6 +49,9 @@ class Way(NamedTuple):
 
 others: list[Way] = []
 
+#: What a prepared call can be of (runtime/prepared.py): others may change what the engine cannot see.
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 #: Tells autograd that the engine has changed tensors: what it has saved of them is out of date.
 raise_versions = _raiser_of_versions()
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from collective_core import _native, job
 from collective_core.errors import CollectiveError
-from collective_core.runtime import config, external, membership, rendezvous
+from collective_core.runtime import config, external, membership, prepared, rendezvous
 from collective_core.runtime.point_to_point import PointToPoint, Transfer
-from collective_core.torch.backend import cuda, exchanges, reductions
+from collective_core.torch.backend import cuda, exchanges, memory, reductions
 from collective_core.torch.backend.cuda import on_its_device
 from collective_core.torch.backend.operations import Operations, nothing
 from collective_core.torch.backend.store import StoreLauncher
@@ -55,6 +55,7 @@ class CollectiveGroup(dist.ProcessGroup):
         _groups.add(self)
         self._timeout, self._job_ranks = seconds, [peer.rank for peer in peers]
         self.of_gpus: Any = None if self.why_no_nccl else cuda.make_group(store, rank, size, timedelta(seconds=seconds))
+        self.reducers = memory.Reducers()
         self._point_to_point = PointToPoint(launcher, peers, self.operations.set, seconds, settings.stall_warning)
 
     # --- what it is
@@ -117,6 +118,7 @@ class CollectiveGroup(dist.ProcessGroup):
         self._point_to_point.end()
         if self in _groups:
             _groups.remove(self)
+            prepared.forget_all()  # whose calls keep what the group works with
             self._end_operations(abort)
         self.operations.completer.end()
         self._completer_of_messages.end()
@@ -149,8 +151,16 @@ class CollectiveGroup(dist.ProcessGroup):
     def _is_of_gpus(self, device: torch.device) -> bool:
         return self.of_gpus is not None and device.type == cuda.platform.device
 
-    def supports_tensor_alloc(self, _device: torch.device) -> bool:
-        return False
+    # FSDP2's buffers and DDP's buckets (memory.py)
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return bool(device.type == "cpu")
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A vector which other ranks of this host read where it lies; in ordinary memory where the engine has no room."""
+        if device.type != "cpu":
+            raise CollectiveError(f"the backend {NAME} has no memory of {device}", "invalid")
+        return memory.allocate(size, dtype)
 
     # --- collectives (exchanges.py, reductions.py), by the names that PyTorch calls
 

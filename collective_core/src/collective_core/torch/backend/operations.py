@@ -9,11 +9,11 @@ import torch
 
 from collective_core import _native
 from collective_core.errors import CollectiveError
-from collective_core.runtime import operations
+from collective_core.runtime import operations, prepared
 from collective_core.torch import handles
 from collective_core.torch.backend.work import Completer, GroupWork, for_group
 from collective_core.torch.compiling import untraced
-from collective_core.torch.tensors import dtype_name, unsupported_tensor
+from collective_core.torch.tensors import EXCHANGE_API, dtype_name, unsupported_tensor
 
 
 def nothing() -> None:
@@ -49,11 +49,29 @@ class Operations:
     def __init__(self, process_set: int, me: int, ranks: int) -> None:
         self.set, self.me, self.ranks = process_set, me, ranks
         self.completer = Completer()
-        self._numbers, self.newest = itertools.count(1), 0
+        self._numbers = itertools.count(1)
+
+    @property
+    def newest(self) -> int:
+        """The number of the latest operation."""
+        return int(repr(self._numbers)[len("count(") : -1]) - 1
 
     def next_name(self, kind: str) -> str:
-        self.newest = next(self._numbers)
-        return f"{kind}.{self.newest}"
+        return f"{kind}.{next(self._numbers)}"
+
+    def run_prepared(self, tensor: torch.Tensor, reduce: int) -> bool:
+        """Whether there is a prepared call of it, which has run."""
+        fault = _native.run_prepared(tensor, self, reduce)
+        if fault:
+            try:
+                operations.check_prepared(fault, tensor)
+            except CollectiveError as error:
+                raise for_group(error) from None
+        return fault is not None
+
+    def prepare(self, tensor: torch.Tensor, reduce: int, operation: _native.Operation, name: str) -> None:
+        operation.name = f"{name}.".encode()
+        prepared.note(tensor, (self, reduce), operation, self._numbers, EXCHANGE_API)
 
     def operation(
         self, kind: int, name: str, source: torch.Tensor, target: torch.Tensor | None, problem: str = "", **rest: Any
@@ -86,7 +104,7 @@ class Operations:
             except CollectiveError as error:
                 raise for_group(error) from None
             finish()
-            return self._done(tensors)
+            return self.done(tensors)
         return self._started(operation, _native.submit(operation), finish, tensors, memory)
 
     def _started(
@@ -109,7 +127,7 @@ class Operations:
 
         return GroupWork(self.completer, str(operation.name.decode()), wait_for, started.result, tensors)
 
-    def _done(self, tensors: list[torch.Tensor]) -> GroupWork:
+    def done(self, tensors: list[torch.Tensor]) -> GroupWork:
         work = GroupWork(self.completer, "", lambda _: True, nothing, tensors)
         work.is_completed()
         return work

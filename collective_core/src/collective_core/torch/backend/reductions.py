@@ -10,10 +10,12 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from collective_core import _native
+from collective_core.torch.backend import memory
 from collective_core.torch.backend.exchanges import gather_equal
 from collective_core.torch.backend.operations import options_of
 from collective_core.torch.backend.tensors import as_real, copy_back, copy_into, listed, on_host
 from collective_core.torch.backend.work import GroupWork
+from collective_core.torch.tensors import EXCHANGE_API, PLAIN, raise_versions
 from collective_core_autoload import NAME
 
 if TYPE_CHECKING:
@@ -36,15 +38,29 @@ _BY_PARTS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 
 
 def allreduce(group: CollectiveGroup, tensors: Any, opts: Any = None) -> GroupWork:
-    opts = options_of(opts, c10d.AllreduceOptions)
-    return group.operations.group_of([_allreduce(group, tensor, opts) for tensor in listed(tensors)])
+    opts, tensors = options_of(opts, c10d.AllreduceOptions), listed(tensors)
+    if getattr(opts, "asyncOp", False) and memory.is_of_reducer():
+        for tensor in tensors:
+            group.reducers.take(group, tensor)
+        # With other groups, of any backend, ranks may come to their collectives and to full buckets in different orders.
+        opts.asyncOp = group.reducers.overlap or len(dist.distributed_c10d._world.pg_map) > 1
+    reduce = _REDUCTIONS.get(_kind_of(opts.reduceOp)) if EXCHANGE_API and not getattr(opts, "asyncOp", True) else None
+    if reduce is None or len(tensors) != 1:
+        return group.operations.group_of([_allreduce(group, tensor, opts) for tensor in tensors])
+    (tensor,) = tensors
+    if not group.operations.run_prepared(tensor, reduce):
+        return _allreduce(group, tensor, opts, prepare=True)
+    raise_versions(tensors)
+    return group.operations.done(tensors)
 
 
 def allreduce_coalesced(group: CollectiveGroup, tensors: Any, opts: Any = None) -> GroupWork:
     return allreduce(group, tensors, opts)
 
 
-def _allreduce(group: CollectiveGroup, tensor: torch.Tensor, opts: Any, target: torch.Tensor | None = None) -> GroupWork:
+def _allreduce(
+    group: CollectiveGroup, tensor: torch.Tensor, opts: Any, target: torch.Tensor | None = None, prepare: bool = False
+) -> GroupWork:
     target = tensor if target is None else target
     if tensor.is_sparse:
         return _sum_sparse(group, tensor, opts)
@@ -55,7 +71,10 @@ def _allreduce(group: CollectiveGroup, tensor: torch.Tensor, opts: Any, target: 
     source, reduce, scale, problem = _prepared(tensor, opts.reduceOp)
     result = source if target is tensor else torch.empty_like(source)
     operation = group.operations.operation(_native.ALLREDUCE, "all_reduce", source, result, problem, reduce=reduce, prescale=scale)
-    return group.operations.start(operation, opts, [target], partial(copy_back, result, target), source)
+    work = group.operations.start(operation, opts, [target], partial(copy_back, result, target), source)
+    if prepare and type(tensor) in PLAIN and source.data_ptr() == tensor.data_ptr() and not tensor.is_complex():
+        group.operations.prepare(tensor, reduce, operation, "all_reduce")
+    return work
 
 
 def reduce(group: CollectiveGroup, tensors: Any, opts: Any = None, op: Any = dist.ReduceOp.SUM) -> GroupWork:

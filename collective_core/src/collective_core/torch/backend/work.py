@@ -101,6 +101,8 @@ class GroupWork(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Waits, raises the operation's error. With a timeout above 0 it raises :class:`CollectiveError` (kind ``timeout``) after that."""
+        if self._is_over and self._error is None:
+            return True
         limit = timeout.total_seconds()
         end = time.monotonic() + limit if limit > 0 else float("inf")
         while not self._complete(min(LOOK_INTERVAL, max(0.0, end - time.monotonic()))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any, Sequence
 
 import torch
@@ -12,12 +13,13 @@ from collective_core.lazy import extension
 from collective_core.runtime import membership, operations, prepared
 from collective_core.runtime.process_sets import members_of
 from collective_core.runtime.reductions import Reduction, chosen_op, takes
-from collective_core.torch.compiling import is_traced, not_compiled
+from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
 from collective_core.torch.handles import Group, handle_of
 from collective_core.torch.ops.fusion import FusedGroup
 from collective_core.torch.tensors import (
     EXCHANGE_API,
+    PLAIN,
     describe,
     dtype_name,
     is_in_host_memory,
@@ -84,40 +86,22 @@ def allreduce(tensor: torch.Tensor, name: str | None, how: Reduction, compressio
     return result
 
 
+@not_compiled
 @takes(_FORM)
 def allreduce_(
     tensor: torch.Tensor, average: Any, name: Any, op: Any, prescale_factor: Any, postscale_factor: Any, process_set: Any
 ) -> torch.Tensor:
     """:func:`allreduce` into ``tensor`` itself, which is returned. Called again with the same arguments, it costs least."""
-    if is_traced():  # not not_compiled: a function around this one would cost a tenth of a small operation
-        uncompiled: torch.Tensor = torch.compiler.disable(allreduce_)(
-            tensor, average, name, op, prescale_factor, postscale_factor, process_set
-        )
-        return uncompiled
-    if EXCHANGE_API:
-        fault = _native.run_prepared(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
-    else:
-        fault = _run_prepared_of_form(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
-    if fault is None:
-        return _allreduce_in_place(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
-    if fault:
-        operations.check_prepared(fault, tensor)
-    raise_versions((tensor,))
-    return tensor
-
-
-def _run_prepared_of_form(tensor: torch.Tensor, *arguments: Any) -> int | None:
-    """As ``_native.run_prepared``, where the engine cannot see itself whether the tensor is what it was when the call was prepared."""
-    return _native.run_prepared(tensor, *arguments, *_form(tensor)) if prepared.is_noted(tensor) else None
-
-
-def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return () if EXCHANGE_API else (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-
-
-def _allreduce_in_place(tensor: torch.Tensor, average: bool | None, name: str | None, op: str | None, *others: Any) -> torch.Tensor:
-    how = Reduction(chosen_op(average, op), *others)
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and is_in_host_memory(tensor)
+    arguments = (average, name, op, prescale_factor, postscale_factor, process_set)
+    if not EXCHANGE_API and prepared.is_noted(tensor):  # the engine cannot see itself what the tensor is now
+        fault = _native.run_prepared(tensor, *arguments, *_form(tensor))
+        if fault:
+            operations.check_prepared(fault, tensor)
+        if fault is not None:
+            raise_versions((tensor,))
+            return tensor
+    how = Reduction(chosen_op(average, op), prescale_factor, postscale_factor, process_set)
+    plain = type(tensor) in PLAIN and tensor.layout is torch.strided and is_in_host_memory(tensor)
     # A prepared call would not see that a complex tensor has been conjugated since.
     if not plain or tensor.is_complex() or not tensor.is_contiguous() or unsupported_tensor(tensor) or how.op == Adasum:
         result: torch.Tensor = _start(tensor, tensor, name, how, blocking=True).result()
@@ -126,13 +110,21 @@ def _allreduce_in_place(tensor: torch.Tensor, average: bool | None, name: str | 
     operation.input = operation.output = tensor.data_ptr() or None
     operations.run(operation, tensor)
     raise_versions((tensor,))
-    if not name:
-        operation.name = membership.name_prefix("allreduce", set_id).encode()
-    counter = None if name else membership.counter("allreduce", set_id)
-    prescale, postscale = float(how.prescale), float(how.postscale)  # of tensors the value, which the program may change
-    arguments = (average, name, op, prescale, postscale, how.process_set, *_form(tensor))
-    prepared.note(tensor, arguments, operation, counter, EXCHANGE_API)
+    # Nor that the value of a factor, which may be a tensor, has changed.
+    if isinstance(prescale_factor, numbers.Real) and isinstance(postscale_factor, numbers.Real):
+        if not name:
+            operation.name = membership.name_prefix("allreduce", set_id).encode()
+        counter = None if name else membership.counter("allreduce", set_id)
+        prepared.note(tensor, (*arguments, *_form(tensor)), operation, counter, EXCHANGE_API, by_front=bool(EXCHANGE_API))
     return tensor
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return () if EXCHANGE_API else (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+
+if EXCHANGE_API:
+    allreduce_ = prepared.front(allreduce_, raise_versions, operations.check_prepared)
 
 
 @not_compiled

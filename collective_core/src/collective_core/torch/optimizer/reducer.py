@@ -4,7 +4,7 @@ A hook on every parameter notes when its gradient is ready. The first step notes
 agree on one plan (plan.py). From then on a bucket is submitted to the engine when all its gradients are
 ready and all earlier buckets have gone (buckets.py says why in this order). The last one is complete when the pass ends and has nothing
 to overlap with: ``synchronize`` sums it in its own thread, without waking another, and waits for the others. Where the ranks of a single
-host compute on all its cores, there is nothing to overlap with either (:func:`_can_overlap`): ``synchronize`` sums all of them.
+host compute on all its cores, there is nothing to overlap with either (:func:`handles.can_overlap`): ``synchronize`` sums all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Callable, Iterable
 import torch
 
 from collective_core.lazy import extension
-from collective_core.runtime import cores, launchers, membership
+from collective_core.runtime import launchers, membership
 from collective_core.runtime.process_sets import ProcessSet
 from collective_core.torch import gpu, handles
 from collective_core.torch.compiling import is_traced
@@ -286,7 +286,7 @@ class Reducer:
         prefix, groups = f"{self._prefix}.{plan.mark()}", [group for group in groups if group]
         self.buckets = make_buckets(dense, most_bytes, groups, prefix, self._compression, self._as_views)
         # A compressed sum is several operations, of which the program's thread prepares each.
-        self._overlaps = self.error_feedback is None and (any(map(gpu.holds, self._trained)) or _can_overlap())
+        self._overlaps = self.error_feedback is None and (any(map(gpu.holds, self._trained)) or handles.can_overlap())
         places = {p: (bucket, position) for bucket in self.buckets for position, p in enumerate(bucket.parameters)}
         self._place_of = [places.get(p) for p in self._trained]  # None: its gradient goes as sparse
         self._launched = 0
@@ -343,12 +343,3 @@ class Reducer:
         self._late.clear()
         self._listen(newcomers)
         self._forget_plan()
-
-
-def _can_overlap() -> bool:
-    """Whether sums beside the backward pass can save time: not where all cores compute and there is no network to wait for.
-
-    Two threads of a rank would only take the core from each other, and those of other ranks wait for both.
-    """
-    member = membership.current()
-    return member.cross_size > 1 or torch.get_num_threads() < cores.share(member.local_size, cores.launcher())
