@@ -1,4 +1,4 @@
-"""The example of a job for Kubernetes, examples/mpijob.yaml: held against the operator's schema, and against what an image holds."""
+"""Jobs for Kubernetes: held against the operators' own schemas, and against what an image holds."""
 
 from __future__ import annotations
 
@@ -14,39 +14,103 @@ import yaml
 
 from provision.base.engine_source import EngineSource
 from provision.catalog import OURS
+from provision.export import render as export
+from provision.export.pools import Pool
 from provision.image import container_hosts, render, targets
 from provision.launch import launchers
 from provision.plan.model import Plan
 from provision.plan.requirements import Requirements
 
-ROOT = Path(__file__).parents[3]
-SCHEMA = yaml.safe_load((ROOT / "tests/data/mpijob-v2beta1.yaml").read_text(encoding="utf-8"))
-JOB: dict[str, Any] = yaml.safe_load((ROOT / "examples/mpijob.yaml").read_text(encoding="utf-8"))
+CRDS = Path(__file__).parents[2] / "data/crds"
 ENGINE = EngineSource(b"sources", "0.0.0", "0" * 64)
 IMAGE = targets.of_system("debian 12", None, Requirements(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256), ENGINE)
+NAME = f"registry.example:5000/team/mine:1@sha256:{'0' * 64}"
 HOSTFILE = "/etc/mpi/hostfile"  # where the operator mounts it
 
 
-def pod(role: str) -> dict[str, Any]:
-    found: dict[str, Any] = JOB["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
+def texts(**changed: Any) -> list[str]:
+    """The files of an image with CUDA."""
+    known: dict[str, Any] = {"origin": f"image {NAME}", "versions": {"torch": "2.13.0"}, "shown": {"torch": "2.13.0"}, "gpus": True}
+    files = export.files("kubernetes", [Pool(**{**known, "image": NAME, **changed})])
+    return [file.content.decode() for file in files.values()]
+
+
+def exported(**changed: Any) -> dict[str, Any]:
+    """Kind → the job."""
+    return {job["kind"].lower(): job for job in map(yaml.safe_load, texts(**changed))}
+
+
+JOB: dict[str, Any] = exported()["mpijob"]
+
+
+def strict(schema: Any) -> Any:
+    """The schema of a custom resource as an API server with strict validation takes it: a field that it does not name is an error."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: strict(value) for key, value in schema.items()}
+    is_object = isinstance(schema.get("properties"), dict) and schema.get("type") == "object"
+    return {**made, "additionalProperties": False} if is_object else made
+
+
+def refused(kind: str, job: dict[str, Any]) -> list[str]:
+    schema = strict(yaml.safe_load((CRDS / f"{kind}.yaml").read_text(encoding="utf-8")))
+    return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(job)]
+
+
+def pod(role: str, job: dict[str, Any] = JOB) -> dict[str, Any]:
+    found: dict[str, Any] = job["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
     return found
 
 
-def container(role: str) -> dict[str, Any]:
-    (found,) = pod(role)["containers"]
+def container(role: str, job: dict[str, Any] = JOB) -> dict[str, Any]:
+    (found,) = pod(role, job)["containers"]
     return dict(found)
 
 
-def test_the_operators_schema_accepts_it() -> None:
-    jsonschema.validate(JOB, SCHEMA)
+@pytest.mark.parametrize("gpus", [True, False])
+@pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
+def test_the_operators_schema_accepts_it(kind: str, gpus: bool) -> None:
+    assert refused(kind, exported(gpus=gpus)[kind]) == []
 
 
-def test_the_schema_refuses_what_kubernetes_would_drop() -> None:
-    for path, value in (("slotsPerWorkers", 1), ("slotsPerWorker", 0), ("mpiImplementation", "MPICH")):
-        wrong = copy.deepcopy(JOB)
-        wrong["spec"][path] = value
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(wrong, SCHEMA)
+@pytest.mark.parametrize(("kind", "path", "value"), [
+    ("mpijob", ("slotsPerWorkers",), 1), ("mpijob", ("mpiImplementation",), "mpich"), ("mpijob", ("slotsPerWorker",), "2"),
+    ("trainjob", ("trainer", "image"), 1), ("trainjob", ("trainer", "numNodes"), -1), ("trainjob", ("trainers",), {}),
+])  # fmt: skip
+def test_the_schema_refuses_what_kubernetes_would_drop_or_refuse(kind: str, path: tuple[str, ...], value: object) -> None:
+    wrong = copy.deepcopy(exported()[kind])
+    place = wrong["spec"]
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    assert refused(kind, wrong)
+
+
+def test_jobs_name_the_image_by_its_digest_and_say_what_it_holds() -> None:
+    for job, text in zip(exported().values(), texts(), strict=True):
+        assert text.count(NAME) >= 2
+        assert "# torch 2.13.0" in text
+        assert job["metadata"] == {"name": "train"}
+
+
+def test_an_image_without_pytorch_has_no_job_for_its_launcher() -> None:
+    assert list(exported(versions={"engine": "0.1.0"})) == ["mpijob"]
+
+
+def test_names_of_images_and_versions_are_data() -> None:
+    hostile = "x: y # \"'\n  z: [[ 1 ]] {{ 1 }}\u2028- a"
+    for kind, job in exported(image=hostile, origin=hostile, shown={hostile: hostile}, arch=hostile).items():
+        assert refused(kind, job) == []
+        assert hostile in (job["spec"]["trainer"]["image"] if kind == "trainjob" else container("Worker", job)["image"])
+
+
+def test_the_job_of_pytorchs_launcher_starts_what_the_image_has() -> None:
+    trainer = exported()["trainjob"]["spec"]["trainer"]
+    assert trainer["command"][0] == launchers.Environment.of(Plan({IMAGE.host.name: IMAGE.host})).interpreter
+    assert trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == trainer["numProcPerNode"]
+    assert "nvidia.com/gpu" not in exported(gpus=False)["trainjob"]["spec"]["trainer"]["resourcesPerNode"]["limits"]
 
 
 @pytest.mark.parametrize("role", ["Launcher", "Worker"])

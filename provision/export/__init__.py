@@ -1,0 +1,1 @@
+"""A cluster or an image as the files with which another engine trains there: Slurm, Kubernetes or Ray."""
