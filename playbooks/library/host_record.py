@@ -8,6 +8,7 @@ module: host_record
 short_description: Record folders, files and system packages in the host's record
 description:
   - With C(prefix), refuses another user's folder and records what will be made in it; that may be replaced and removed as a whole.
+    Creates the folder, and opens it to all users.
   - With C(claimed), records these paths as ours where nothing exists yet.
   - C(packages=before) records what is installed; C(packages=after) records the difference as ours, and belongs into an C(always).
   - After an interrupted installation the next C(before) or C(closed) records the difference as unsure, because others may have
@@ -43,6 +44,7 @@ import os  # noqa: E402
 from ansible.module_utils import host_record, trust  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
+OPEN = 0o755
 HINT = "Give this host another folder with provision_prefix, or move away what is there."
 
 
@@ -81,6 +83,10 @@ def refusal(prefix, contents):
             return f"{path} names {wrong!r}, which is not ours to remove. {HINT}"
     theirs = [name for name in there if name in contents and name not in known] if "record.json" in there else foreign(there)
     return f"{prefix} holds {', '.join(theirs[:5])}, which provision did not make. {HINT}" if theirs else None
+
+
+def is_open(prefix):
+    return os.path.isdir(prefix) and os.stat(prefix).st_mode & 0o7777 == OPEN
 
 
 def installed(module):
@@ -143,9 +149,15 @@ def main():
     record, noted = host_record.load(given["record"]), host_record.load(given["record"])
     for path in [*([given["prefix"]] if given["prefix"] else []), *given["claimed"]]:
         host_record.claim(record, path)
+    opened = bool(given["prefix"]) and not is_open(given["prefix"])
     if given["prefix"] and not module.check_mode:
-        os.makedirs(given["prefix"], mode=0o755, exist_ok=True)
-        why = refusal(given["prefix"], given["contents"])  # another user may have been faster
+        try:
+            os.makedirs(given["prefix"], mode=OPEN, exist_ok=True)
+            why = refusal(given["prefix"], given["contents"])  # another user may have been faster
+            if not why and opened:
+                os.chmod(given["prefix"], OPEN)  # also one that was there before: the login user runs programs from it
+        except OSError as error:
+            why = f"{given['prefix']} cannot be opened to all users: {error.strerror}"
         if why:
             module.fail_json(msg=why)
     record["contents"] = sorted(set(record["contents"]) | set(given["contents"]))
@@ -155,7 +167,7 @@ def main():
         record["driver"] = given["driver"]
     if record != noted and not module.check_mode:
         host_record.save(given["record"], record)
-    module.exit_json(changed=False)
+    module.exit_json(changed=opened)
 
 
 if __name__ == "__main__":

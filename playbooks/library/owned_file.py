@@ -1,34 +1,44 @@
 #!/usr/bin/python
-"""Ansible module: a file, or a marked block in a shared file, that is in the host's record. Runs on the host; Python 3.7+."""
+"""Ansible module: files, or marked blocks in shared files, that are in the host's record. Runs on the host; Python 3.7+."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: owned_file
-short_description: Write a file or a block and record it
+short_description: Write files or blocks and record them
 description:
   - The record is written first.
 author: [the provision authors]
 options:
-  record: {description: The host's record., type: path, required: true}
-  path: {description: The file., type: path, required: true}
-  content: {description: "The text of the file, or of the block.", type: str, required: true}
-  marker: {description: "A line with C({mark}) that stands around the block, where the file is shared.", type: str}
-  mode: {description: The file's permissions., type: str, default: "0644"}
+  record: {description: "The host's record; none for files in a folder that is removed as a whole.", type: path}
+  absent: {description: "Files and folders to remove, in such a folder.", type: list, elements: path, default: []}
+  files:
+    description: The files.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      path: {description: The file., type: path, required: true}
+      content: {description: "The text of the file, or of the block; a document, which is written as JSON.", type: raw, required: true}
+      marker: {description: "A line with C({mark}) that stands around the block, where the file is shared.", type: str}
+      mode: {description: The file's permissions., type: str, default: "0644"}
 """
 
 EXAMPLES = r"""
 - name: Configure the linker
   owned_file:
     record: /opt/provision/record.json
-    path: /etc/ld.so.conf.d/00-provision.conf
-    content: "/opt/provision/venv/lib\n"
+    files:
+      - path: /etc/ld.so.conf.d/00-provision.conf
+        content: "/opt/provision/venv/lib\n"
 """
 
 RETURN = r"""
 """
 
+import json  # noqa: E402
 import os  # noqa: E402
+import shutil  # noqa: E402
 
 from ansible.module_utils import host_record  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
@@ -53,33 +63,64 @@ def with_block(text, marker, block):
     return before + marker.replace("{mark}", "BEGIN") + "\n" + block + marker.replace("{mark}", "END") + "\n" + after
 
 
+def planned(path, content, marker, mode):
+    """(the file's text or None, its text as it must be, its mode as it must be)."""
+    text = host_record.read(path)
+    if marker is None:
+        return text, content, int(mode, 8)
+    # The mode of a file that is shared stays.
+    return text, with_block(text or "", marker, content), int(mode, 8) if text is None else mode_of(path)
+
+
+def remove(path):
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def mode_of(path):
+    return os.stat(path).st_mode & 0o7777
+
+
 def main():
+    file = {
+        "path": {"type": "path", "required": True},
+        "content": {"type": "raw", "required": True},
+        "marker": {"type": "str"},
+        "mode": {"type": "str", "default": "0644"},
+    }
     module = AnsibleModule(
         argument_spec={
-            "record": {"type": "path", "required": True},
-            "path": {"type": "path", "required": True},
-            "content": {"type": "str", "required": True},
-            "marker": {"type": "str"},
-            "mode": {"type": "str", "default": "0644"},
+            "record": {"type": "path"},
+            "files": {"type": "list", "elements": "dict", "options": file, "default": []},
+            "absent": {"type": "list", "elements": "path", "default": []},
         },
         supports_check_mode=True,
     )
-    given = module.params
-    record, noted = host_record.load(given["record"]), host_record.load(given["record"])
-    path, content, marker = given["path"], given["content"], given["marker"]
-    text = host_record.read(path)
-    wanted = content if marker is None else with_block(text or "", marker, content)
-    host_record.note(record, path, content, marker, text is not None)
-    # The mode of a file that is shared stays.
-    mode = int(given["mode"], 8) if text is None or marker is None else os.stat(path).st_mode & 0o7777
-    changed = wanted != text or os.stat(path).st_mode & 0o7777 != mode
-    if not module.check_mode:
+    place, files = module.params["record"], module.params["files"]
+    gone = [path for path in module.params["absent"] if os.path.lexists(path)]
+    for path in gone if not module.check_mode else []:
+        remove(path)
+    for each in files:
+        if not isinstance(each["content"], str):
+            each["content"] = json.dumps(each["content"], indent=4, sort_keys=True) + "\n"
+    plans = [(each, *planned(**each)) for each in files]
+    if place and not module.check_mode:
+        record, noted = host_record.load(place), host_record.load(place)
+        for each, text, _wanted, _mode in plans:
+            host_record.note(record, each["path"], each["content"], each["marker"], text is not None)
         if record != noted:
-            host_record.save(given["record"], record)
-        if changed:
+            host_record.save(place, record)
+    diffs = []
+    for each, text, wanted, mode in plans:
+        path = each["path"]
+        if wanted == text and mode_of(path) == mode:
+            continue
+        diffs.append({"before": text or "", "after": wanted, "before_header": path, "after_header": path})
+        if not module.check_mode:
             host_record.write(path, wanted, mode)
-    shown = {"before": text or "", "after": wanted, "before_header": path, "after_header": path}
-    module.exit_json(changed=changed, diff=shown if changed else {})
+    module.exit_json(changed=bool(gone or diffs), diff=diffs)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ options:
   record: {description: The host's record., type: path, required: true}
   state: {description: The wanted state., choices: [vendor, local, absent], required: true}
   recorded: {description: "C(vendor): whether it is ours to remove; not where what is installed from it stays.", type: bool, default: true}
-  package: {description: The .deb that holds the key., type: path}
+  package: {description: The .deb that holds the key; one of a local repository is removed once it is installed., type: path}
   package_sha256: {description: Its checksum; verified before anything of it is used., type: str}
   file_name: {description: "C(local): the package's file name, C(NAME_VERSION_ARCH.deb).", type: str}
   name: {description: "C(vendor): of the list file without its ending.", type: str}
@@ -192,6 +192,7 @@ def local(module, record, given):
         path, missing = missing_in(module, name)
     # A list that is there is the package's, and goes with it.
     record_and_write(given["record"], record, missing, [target for target in missing if not not_ours(record, target)])
+    os.unlink(given["package"])  # it may be hundreds of megabytes, and its content is unpacked next to it now
     return {"changed": True, "needed": True, "list": path}
 
 

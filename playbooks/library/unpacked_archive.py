@@ -15,7 +15,7 @@ author: [the provision authors]
 options:
   folder: {description: The folder; it is replaced as a whole., type: path, required: true}
   key: {description: Names the content; another one is unpacked again., type: str, required: true}
-  archive: {description: The tar archive., type: path}
+  archive: {description: The tar archive; it is removed once it is unpacked., type: path}
   archive_sha256: {description: Its checksum; verified before anything of it is used., type: str}
 """
 
@@ -107,6 +107,7 @@ def main():
     if why and not module.check_mode:
         verify(module, archive, module.params["archive_sha256"])
         unpack(archive, folder, key)
+        os.unlink(archive)
     module.exit_json(changed=bool(why), needed=why)
 
 

@@ -75,6 +75,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+noted:
+  description: "The environment's name, and the files that its packages came from: package to C(version), C(file), C(url) and C(sha256)."
+  returned: without C(base)
+  type: dict
 installed:
   description: What was, or in check mode would be, installed.
   returned: always
@@ -119,6 +123,15 @@ def write_note(venv, name, content):
     with open(path + ".new", "w") as file:
         json.dump(content, file, indent=1, sort_keys=True)
     os.replace(path + ".new", path)
+
+
+def noted(venv):
+    """The note as base64: Ansible masks what looks like an index's address in what a module returns. Empty where it is gone."""
+    try:
+        with open(os.path.join(venv, FILES), "rb") as file:
+            return {os.path.basename(venv): base64.b64encode(file.read()).decode()}
+    except OSError:
+        return {}
 
 
 # --- what is there ------------------------------------------------------------------------------------------------------------------
@@ -438,7 +451,7 @@ def main():
     surplus = [gone for gone in module.params["absent"] if canonical(gone) in installed]
     todo = wanted + again + ([name] if build else []) + ["-" + gone for gone in surplus]
     if module.check_mode or not (create or todo):
-        module.exit_json(changed=bool(create or todo), created=create, installed=todo)
+        module.exit_json(changed=bool(create or todo), created=create, installed=todo, noted=noted(venv))
 
     unlocked = []
     with scratch_next_to(venv) as scratch:
@@ -452,7 +465,7 @@ def main():
             unlocked = install(module, uv, venv, again, scratch)
         if build:
             install_built(module, uv, venv, scratch)
-    module.exit_json(changed=True, created=create, installed=todo, unlocked=unlocked)
+    module.exit_json(changed=True, created=create, installed=todo, unlocked=unlocked, noted=noted(venv))
 
 
 if __name__ == "__main__":
