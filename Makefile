@@ -76,7 +76,7 @@ $(ENGINE_STAMP): $(ENGINE_VENV)/.torch $(ENGINE_SOURCES)
 	@touch $@
 
 $(SLOW_STAMP): $(ENGINE_STAMP)
-	@$(call install,$(ENGINE_VENV),pyspark==3.5.3 ray==2.40.0 expecttest==0.3.0)
+	@$(call install,$(ENGINE_VENV),pyspark==3.5.3 "ray[train]==2.40.0" expecttest==0.3.0 matplotlib==3.11.2)
 	@touch $@
 
 $(FRAMEWORKS_STAMP): $(ENGINE_STAMP)

@@ -21,6 +21,7 @@ if hosts=$("$provision" sandbox check 2>&1); then
     if [ $code = 0 ]; then
         echo "their inventory: $inventory"
         "$provision" up "$inventory" "${options[@]}"
+        echo "train an example on them: $provision run $(printf %q "$inventory") examples/pytorch_mnist.py"
         exec echo "the hosts keep running; remove them with: $provision sandbox down"
     fi
     [ $code = 1 ] || exit $code # it was interrupted
@@ -40,4 +41,5 @@ provision_prefix=$here/prefix
 END
 export PROVISION_HOME=$here/state PROVISION_CACHE=$here/cache ANSIBLE_HOME=$here/ansible ANSIBLE_REMOTE_TMP=$here/ansible/tmp
 "$provision" up "$here/hosts.ini" "${options[@]}"
+echo "train an example here: PROVISION_HOME=$(printf %q "$PROVISION_HOME") $provision run $(printf %q "$here/hosts.ini") examples/pytorch_mnist.py"
 echo "everything is in $here; remove it with: rm -r $here"

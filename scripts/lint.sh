@@ -37,7 +37,7 @@ results() {
 }
 
 mapfile -t shell_files < <(git ls-files '*.sh' .ci/run 'images/files/bin/*' 'images/packages/*')
-mapfile -t cpp_files < <(git ls-files 'collective_core/csrc/*.cpp' 'collective_core/csrc/*.h')
+mapfile -t cpp_files < <(git ls-files 'collective_core/csrc/*.cpp' 'collective_core/csrc/*.h' 'benchmarks/*.c')
 mapfile -t cpp_sources < <(git ls-files 'collective_core/csrc/*.cpp')
 mapfile -t docker_files < <(git ls-files '*Dockerfile*')
 

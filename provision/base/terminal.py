@@ -154,6 +154,11 @@ def confirm(question: str) -> bool:
     return typer.confirm(neutral(question), err=True)
 
 
+def ask(question: str, default: str | None = None) -> str:
+    """Ask for a line on standard error. Without a default an empty one is asked for again."""
+    return str(typer.prompt(neutral(question), default=default, show_default=False, err=True)).strip()
+
+
 def program_line(text: str, style: str = "") -> Text:
     """A program's line as a terminal would finally show it: with its colours, without other control sequences, and with the last state of
     a progress bar that redraws itself."""

@@ -1,4 +1,4 @@
-"""Lists of names, and durations, in sentences."""
+"""Lists of names, counts, sizes and durations, in sentences."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ def joined(names: Sequence[str]) -> str:
     if len(names) > 3:
         return f"{names[0]}, {names[1]} and {len(names) - 2} more"
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names) or "none"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 host``, ``2 hosts``."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def folded(names: Sequence[str]) -> str:
@@ -48,6 +53,14 @@ def _ranges(numbers: Sequence[str]) -> str:
         else:
             spans.append((number, number))
     return f"[{','.join(first if first == last else f'{first}-{last}' for first, last in spans)}]"
+
+
+def size(count: float) -> str:
+    """A number of bytes: ``1.5 MiB``."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.4g} {name}"
+    return f"{count:g} B"
 
 
 def clock(seconds: float) -> str:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from provision.base import resources
 from provision.base.errors import ProvisionError, UsageError, as_provision_error
+from provision.base.text import counted
 from provision.bench.results import Figure, HostSlots, Incomplete, Measured, Measurements, Pair, Ranks, Result, Training, significant
 from provision.inventory import Inventory
 from provision.launch import jobs, launchers
@@ -63,7 +64,7 @@ class Experiment:
         if self.kind == "pair":
             return " and ".join(self.hosts)
         what = "training steps" if self.kind == "training" else "allreduce"
-        return f"{what} of {self.ranks} rank{'s' * (self.ranks > 1)} on {len(self.hosts)} host{'s' * (len(self.hosts) > 1)}"
+        return f"{what} of {counted(self.ranks, 'rank')} on {counted(len(self.hosts), 'host')}"
 
 
 _Microseconds = Annotated[float, Field(gt=1e-6, lt=1e12)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from provision.base import pages
+from provision.base.text import size
 from provision.bench import charts, results
 from provision.bench.charts import Axes, Chart, HeatMap, Series
-from provision.bench.results import Comparison, Measurements, Pair, number, size
+from provision.bench.results import Comparison, Measurements, Pair, number
 
 MAX_CHANGES = 10  # that are listed at once
 

@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from provision.base import downloads, paths
 from provision.base.process_locks import acquired
-from provision.base.text import joined
+from provision.base.text import counted, joined, size
 from provision.inventory import Inventory
 from provision.inventory.last_run import identity
 
@@ -337,7 +337,7 @@ class Comparison(NamedTuple):
 
 
 def _counted(count: int) -> str:
-    return f"{count} figure{'s' * (count != 1)}"
+    return counted(count, "figure")
 
 
 def compare(before: Measurements, now: Measurements) -> Comparison:
@@ -383,9 +383,7 @@ def figures(measurements: Measurements) -> Iterator[Named]:
         yield from _of_allreduce(f"{run.np} ranks", run, _placement(measurements, run))
     for training in measurements.training:
         where = _placement(measurements, training)
-        yield Named(
-            ("training", where), f"training, {training.np} rank{'s' * (training.np != 1)}", "samples/s", training.samples_per_second
-        )
+        yield Named(("training", where), f"training, {counted(training.np, 'rank')}", "samples/s", training.samples_per_second)
 
 
 def _of_allreduce(title: str, run: _Allreduce, where: Hashable) -> Iterator[Named]:
@@ -404,11 +402,3 @@ def _placement(measurements: Measurements, run: Ranks | Training) -> Hashable:
 def number(value: float) -> str:
     """Three significant digits, without an exponent."""
     return f"{value:.3g}" if value < 999.5 else f"{float(f'{value:.3g}'):,.0f}"
-
-
-def size(count: float) -> str:
-    """A number of bytes in words: ``1 MiB``."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:g} {name}"
-    return f"{count:g} B"

@@ -11,6 +11,7 @@ import typer
 
 from provision.base import pages, terminal
 from provision.base.errors import UsageError
+from provision.base.text import size
 from provision.base.validation import MAX_COUNT
 from provision.bench import charts, measurement, page, results
 from provision.bench.measurement import BenchOptions
@@ -103,7 +104,7 @@ def tables(measurements: Measurements) -> list[tuple[str, list[dict[str, str]]]]
 
 def _columns(run: Pair | Ranks) -> dict[str, str]:
     return {
-        f"{results.size(run.smallest.bytes)}, µs": charts.spelled(run.smallest.latency_us),
-        f"{results.size(run.largest.bytes)}, GB/s": charts.spelled(run.largest.bandwidth),
+        f"{size(run.smallest.bytes)}, µs": charts.spelled(run.smallest.latency_us),
+        f"{size(run.largest.bytes)}, GB/s": charts.spelled(run.largest.bandwidth),
         "of the limit": charts.share_of_limit(run),
     }

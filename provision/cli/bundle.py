@@ -35,4 +35,4 @@ def bundle(
     model.show_problems(survey.problems, terminal.err())
     if survey.blocked:
         raise typer.Exit(1)
-    terminal.out().say(f"{out}: {out.stat().st_size / 1e6:.0f} MB; install from it: provision {hosts} --bundle {out}")
+    terminal.out().say(f"{out}: {out.stat().st_size / 1e6:.0f} MB; install from it: provision {inventory.argument} --bundle {out}")

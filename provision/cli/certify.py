@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from provision.base import pages, terminal
+from provision.base.text import duration
 from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
 from provision.doctor.certify import page
 from provision.doctor.certify.certification import certify as certified
@@ -55,7 +56,7 @@ def certify(
             console.say(f"error: {each.where}: {each.what} [{each.id}]", hint=each.hint)
         for note in made.notes:
             console.prose(f"note: {note}")
-        measured = f"{made.rounds} rounds, {len(made.pairs)} pairs, {made.seconds:.0f} s"
+        measured = f"{made.rounds} rounds, {len(made.pairs)} pairs, {duration(made.seconds)}"
         console.say(f"{good} of {len(made.hosts)} hosts are good ({measured})")
     if quarantine is not None:
         certain = all(each.host for each in made.found)  # whether others are known to be good

@@ -12,6 +12,7 @@ import typer
 
 from provision.base import terminal
 from provision.base.errors import UsageError, as_provision_error
+from provision.base.text import counted, joined
 from provision.catalog import overlay
 from provision.cli import doctor_job
 from provision.cli.help import App, Group
@@ -118,7 +119,7 @@ def of_job(
 @app.command()
 @with_options(fixing=fix_options, gpu=gpu_options, passwords=passwords)
 def check(
-    hosts: Annotated[str | None, typer.Argument(metavar="HOSTS", help="An inventory, `host1,host2`; this machine by default.")] = None,
+    hosts: Annotated[list[str] | None, typer.Argument(metavar="HOSTS", help="As for `up`; this machine by default.")] = None,
     log: Annotated[list[str] | None, typer.Option("--log", help="A log to read, `-` for standard input; may be repeated.")] = None,
     limit: Limit = None,
     json_: Json = False,
@@ -129,23 +130,23 @@ def check(
 ) -> None:
     """Check hosts (this machine by default), or read logs, or both. `check` itself may be left out."""
     if gpu.prolog:
-        if hosts is not None or log or any(fixing) or json_:
+        if hosts or log or any(fixing) or json_:
             raise UsageError("--prolog checks this machine alone and takes no other options", hint="provision doctor --prolog")
         _prolog()
         return
     catalog = overlay.own()
-    if hosts is not None and hosts.endswith(_LOG_ENDINGS):
-        terminal.say(f"{hosts} is read as a log, as with --log")
-        log, hosts = [hosts, *(log or ())], None
+    if hosts and all(word.endswith(_LOG_ENDINGS) for word in hosts):
+        terminal.say(f"{joined(hosts)}: read as with --log")
+        log, hosts = [*hosts, *(log or ())], None
     fix, wanted = fixing.fix, {signatures.known_error(name).id for name in fixing.only}
     if gpu.request and fix:
         raise UsageError("--gpu and --fix exclude each other", hint="what --gpu finds is not fixed automatically")
-    if hosts is None and fix:
+    if not hosts and fix:
         raise UsageError("--fix needs HOSTS", hint="provision doctor localhost --fix")
     reading = logs.read(log, catalog) if log else None
     if reading and not reading.is_complete:
         terminal.say("so many lines might be errors that not all of them were examined: try a part of the log alone")
-    if hosts is None:
+    if not hosts:
         if reading and log and not gpu.request:
             findings = _chosen(reading.findings, wanted)
             _print(findings, json_, examined=f"in {_names(log)}", hosts=False, reading=reading)
@@ -272,7 +273,7 @@ def _is_bad(found: Sequence[Finding]) -> bool:
 
 def _searched(reading: logs.Reading | None, *, hosts: bool) -> str:
     """What was looked for: how much it means that nothing was found."""
-    said = [f"{reading.lines:,} line{'s' * (reading.lines != 1)} read", f"{len(show.listed())} known errors"] if reading else []
+    said = [f"{counted(reading.lines, 'line')} read", f"{len(show.listed())} known errors"] if reading else []
     return ", ".join([*said, *([f"{len(checks.CHECKS)} checks"] if hosts else [])])
 
 

@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     from typer._click import Context
 
 _Result = TypeVar("_Result")
-#: Command → the module of this folder that has it: as `app` where it has commands of its own, else as a function of its name.
-_MODULES = {
-    **{name: name for name in ("up", "survey", "plan", "smoke", "run", "bundle", "remove", "bench", "certify", "schema", "ssh", "status")},
-    **dict.fromkeys(("runs", "report", "logs"), "report"),
-    **{name: name for name in ("sandbox", "doctor", "image", "catalog")},
+#: The help's groups of commands, in its order. The module of this name has each as `app` with commands of its own, else as a function.
+_JOBS = "Jobs that go on without this machine"
+_GROUPS = {
+    "Begin": ("init", "up", "survey", "plan", "run", "sandbox"),
+    "Look": ("status", "doctor", "certify", "bench", "runs", "ssh"),
+    _JOBS: ("jobs", "logs", "cancel", "fetch"),
+    "More": ("smoke", "image", "export", "bundle", "remove", "catalog", "schema"),
 }
+_GROUP_OF = {name: title for title, names in _GROUPS.items() for name in names}
 
 
 class _Commands(Mapping[str, "ClickCommand"]):
@@ -38,21 +41,22 @@ class _Commands(Mapping[str, "ClickCommand"]):
         return _command(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_MODULES)
+        return iter(_GROUP_OF)
 
     def __len__(self) -> int:
-        return len(_MODULES)
+        return len(_GROUP_OF)
 
 
 @cache
 def _command(name: str) -> ClickCommand:
-    module = import_module(f"provision.cli.{_MODULES[name]}")
+    title = _GROUP_OF[name]
+    module = import_module(f"provision.cli.{'jobs' if name in _GROUPS[_JOBS] else name}")
     group = getattr(module, "app", None)
     if group is None:
         group = App()
         group.command(**getattr(module, "COMMAND", {}))(getattr(module, name))
     command = typer.main.get_command(group)
-    command.name = name
+    command.name, command.rich_help_panel = name, title  # type: ignore[attr-defined]
     return command
 
 

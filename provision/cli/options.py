@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ import typer
 from provision import inventory
 from provision.base import downloads, tarball, terminal
 from provision.base.errors import UsageError
+from provision.base.panels import OF_UP, FoldedPanel
 from provision.base.versions import key, minor
 from provision.catalog import Catalog, overlay
 from provision.inventory import Inventory
@@ -30,9 +31,9 @@ from provision.resolve.openmpi import known_checksum, tarball_version
 _Choice = TypeVar("_Choice", bound=str)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-Hosts = Annotated[str, typer.Argument(metavar="HOSTS", help="An Ansible inventory (INI or YAML), `host1,host2`, or `localhost`.")]
-OptionalHosts = Annotated[
-    str | None, typer.Argument(metavar="HOSTS", show_default=False, help="As for `up`; may be left out with --facts.")
+Hosts = Annotated[
+    list[str],
+    typer.Argument(metavar="HOSTS", help="An Ansible inventory (INI or YAML), hosts (`host1 admin@host2:2222 node[1:4]`), or `localhost`."),
 ]
 Limit = Annotated[
     str | None,
@@ -235,7 +236,7 @@ def _signature(model: type[Any], names: Iterable[str]) -> inspect.Signature:
     return inspect.Signature([inspect.Parameter(name, kind, annotation=hint, default=value) for name, (hint, value) in known.items()])
 
 
-_CONNECTION = "Connection"
+_CONNECTION = FoldedPanel("Connection", OF_UP, home="up")
 AskPass = Annotated[bool, option(_CONNECTION, "--ask-pass -k", "Prompt for the hosts' SSH password (needs sshpass).")]
 
 
@@ -265,9 +266,12 @@ def passwords(
     return found
 
 
-def inventory_of(hosts: Hosts, limit: Limit = None) -> Inventory:
-    """HOSTS and ``--limit`` as an inventory, whose warnings are printed. Raises UsageError for an invalid one."""
-    found = inventory.load(hosts, limit=limit)
+def inventory_of(hosts: str | Sequence[str], limit: Limit = None) -> Inventory:
+    """HOSTS, one word or several, and ``--limit`` as an inventory, whose warnings are printed. Raises UsageError for an invalid one."""
+    words = [hosts] if isinstance(hosts, str) else hosts
+    if len(words) > 1 and (file := next((word for word in words if inventory.is_meant_as_file(word)), None)):
+        raise UsageError(f"invalid HOSTS: {file} and {len(words) - 1} more: expected one inventory, or hosts", hint="a part of it: --limit")
+    found = inventory.load(",".join(words), limit=limit)
     for problem in found.problems:
         terminal.err().say(f"{problem.where}: {problem.severity}: {problem.what}", hint=problem.hint)
     return found

@@ -13,7 +13,7 @@ from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.problems import Problem
 from provision.base.text import joined
-from provision.cli.options import Json, Limit, OptionalHosts, inventory_of, passwords, plan_options, with_options
+from provision.cli.options import Json, Limit, inventory_of, passwords, plan_options, with_options
 from provision.commands import planning
 from provision.install import engine_builds, installer
 from provision.plan import summary
@@ -57,7 +57,7 @@ def _shown(
 
 @with_options(shown=_shown, options=plan_options("cpu", "driver", "apt_mirror"), passwords=passwords)
 def plan(
-    hosts: OptionalHosts = None,
+    hosts: Annotated[list[str] | None, typer.Argument(metavar="HOSTS", show_default=False, help="As for `up`; none with --facts.")] = None,
     limit: Limit = None,
     facts_file: Annotated[
         Path | None, typer.Option("--facts", help="Plan from this output of `provision survey --json`, without connecting to any host.")
@@ -68,7 +68,7 @@ def plan(
     passwords: Mapping[str, str],
 ) -> None:
     """Show what would be installed where, from which source, and why."""
-    inventory = inventory_of(hosts, limit) if hosts is not None else None
+    inventory = inventory_of(hosts, limit) if hosts else None
 
     if facts_file is not None:
         inventory, found, problems = collect.read_file(facts_file, inventory, limit, options.catalog, wheels=options.wheels is not None)

@@ -66,6 +66,8 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
     files = tuple(values.copy or ())
     if files and values.workdir is not None:
         raise UsageError("--copy and --workdir: with your own folder nothing is copied", hint="leave one of them out")
+    if values.detach and (values.output_filename or values.quiet_ranks or values.on_stall != "report"):
+        raise UsageError("--detach: this machine is needed for --output-filename, --quiet-ranks and --on-stall", hint="leave them out")
     return RunOptions(
         _command(values),
         values.np,
@@ -91,6 +93,8 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
         project=project,
         index_url=url("--index-url", values.index_url),
         stall=_stall(values, elastic),
+        detach=values.detach,
+        wait=values.wait,
     )
 
 
@@ -105,6 +109,8 @@ def job_containers(where: HostOptions, options: RunOptions) -> Callable[[Session
         raise UsageError("--check-build: an image says by its labels what it holds", hint=f"docker image inspect {where.image}")
     if options.python is not None:
         raise UsageError("--python: the image has its own", hint="leave it out")
+    if options.detach:
+        raise UsageError("--detach: containers end with this machine's connection", hint="leave it out, or --image")
     if options.project is not None:
         raise UsageError("--env: the image has its own environment", hint="base an image with the packages on it: FROM IMAGE")
     for volume in where.volume or ():

@@ -10,10 +10,11 @@ import typer
 from provision import sandbox
 from provision.base import terminal
 from provision.base.errors import UsageError
-from provision.base.text import joined
+from provision.base.text import counted, joined
 from provision.base.validation import MAX_COUNT, max_here
 from provision.cli.help import App
 from provision.cli.options import one_of, with_options
+from provision.remote import progress
 from provision.sandbox import names
 from provision.sandbox.gpus import simulation
 from provision.sandbox.gpus.model import Gpus, refusal
@@ -72,7 +73,8 @@ def up(
     ranks = slots or (wanted.gpus.count if wanted else 2)
     if wanted:
         simulation.check(wanted.gpus)
-    made = sandbox.up(count=count, base=base or None, name=name, say=terminal.say, sudo=mode, slots=ranks, engine=kind)
+    with progress.make() as shown:
+        made = sandbox.up(count=count, base=base or None, name=name, say=shown.stage, sudo=mode, slots=ranks, engine=kind)
     if wanted:
         simulate(name, wanted)
         terminal.say(f"{_LIMITS} {_TOOLS[wanted.gpus.kind.vendor]}")
@@ -164,4 +166,4 @@ def list_() -> None:
 def down(name: Name = "default") -> None:
     """Remove the hosts and everything that was made for them."""
     removed = sandbox.down(name, say=terminal.say)
-    terminal.out().say(f"removed {len(removed)} things" if removed else "nothing to remove")
+    terminal.out().say(f"removed {counted(len(removed), 'thing')}" if removed else "nothing to remove")

@@ -19,4 +19,4 @@ def smoke(hosts: Hosts, limit: Limit = None, json_: Json = False, *, options: Sm
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
         result = verify(inventory, options, shown, passwords)
-    print_report(result, json_, model.commands_after(result, hosts, sys.argv[1:], limit=limit))
+    print_report(result, json_, model.commands_after(result, inventory.argument, sys.argv[1:], limit=limit))

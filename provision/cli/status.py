@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Annotated, NamedTuple
 
@@ -23,14 +23,14 @@ _TICK_S = 0.1  # how soon Ctrl-C is noticed
 _PATIENCE_S = 5.0  # after which the hosts that are waited for are named
 
 OptionalHosts = Annotated[
-    str | None,
+    list[str] | None,
     typer.Argument(metavar="HOSTS", show_default=False, help="As for `up`; by default those of the last run that made hosts ready."),
 ]
 
 
-def hosts_or_last(hosts: str | None) -> str:
+def hosts_or_last(hosts: str | Sequence[str] | None) -> str | Sequence[str]:
     """HOSTS, else those of the last run. Raises UsageError where there is none."""
-    found = hosts or last_run.newest_inventory()
+    found: str | Sequence[str] | None = hosts or last_run.newest_inventory()
     if found is None:
         raise UsageError("no hosts are named, and no earlier run has made hosts ready", hint="name HOSTS: provision status hosts.ini")
     return found

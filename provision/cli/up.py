@@ -50,7 +50,7 @@ def up(
 
     with progress.make() as shown:
         result = make_ready(inventory, replace(options, smoke=smoke), shown, passwords, downgrade)
-    print_report(result, json_, model.commands_after(result, hosts, sys.argv[1:], limit=limit, check=options.check))
+    print_report(result, json_, model.commands_after(result, inventory.argument, sys.argv[1:], limit=limit, check=options.check))
 
 
 def print_report(result: model.Report, as_json: bool, following: Sequence[str]) -> None:

@@ -116,8 +116,8 @@ def _notes(requirements: Requirements, filled: Requirements, baseline: Lock) -> 
     notes = []
     own = requirements.catalog.reach().overlay
     if baseline.catalogue and baseline.catalogue != own:
-        now = "none are in use now" if own is None else f"now they are others ({own[:12]})"
-        notes.append(f"{baseline.title} was written with catalogue files of your own ({baseline.catalogue[:12]}); {now}")
+        now = "none are in use now" if own is None else "they have changed since"
+        notes.append(f"{baseline.title} was written with catalogue files of your own; {now}")
     if requirements.torch and not filled.torch:
         notes.append(f"PyTorch is left out, to keep to {baseline.title}: --torch RELEASE or --upgrade adds it")
     if filled.torch_index and not requirements.torch_index:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from provision.base.text import shortened
 from provision.commands import installation, planning
 from provision.commands.run import Run, started, train
 from provision.install import engine_builds, environments, installer, roles
@@ -21,6 +22,7 @@ from provision.report.model import Report
 from provision.survey import Facts, collect
 
 Hosts = Mapping[str, Facts]
+_MAX_ERRORS = 4  # of the survey that are shown before the plan; the report has all
 
 
 def make_ready(
@@ -75,6 +77,10 @@ def _survey(run: Run, request: Request, bundle: Bundle | None) -> Hosts:
     survey = collect.survey_hosts(run.session, known)
     entries.add_survey(run.report, survey)
     usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
+    if usable and survey.blocked:  # before the plan, which is for fewer hosts than the user expects
+        run.session.progress.line(f"left out: {shortened(survey.blocked)}", "red")
+        for problem in [each for each in survey.problems if each.severity == "error" and each.host][:_MAX_ERRORS]:
+            run.session.progress.line(f"  {problem.host}: {problem.what}")
     problems = roles.unprepared(options.first_step, usable)
     run.report.failures += problems
     return {} if problems else usable

@@ -80,7 +80,7 @@ def examine_hosts(session: Session, gpu: HealthRequest | None = None) -> Examina
             network = found.network.model_copy(update={"asked_for": host.interface})
             survey.hosts[host.name] = found.model_copy(update={"network": network})
     connections, problems = reachability.check(session, survey.hosts)
-    problems += gpu_code.check(session, {name: _python(found) for name, found in survey.hosts.items() if found.gpus})
+    problems += gpu_code.check(session, {name: _python(found) for name, found in survey.hosts.items() if found.gpus or found.amd})
     healths = of_hosts(session, survey.hosts, gpu) if gpu else {}
     names = [host.name for host in session.inventory.hosts]
     findings = examine(survey.hosts, [*survey.problems, *problems], connections, healths, catalog=session.catalog)

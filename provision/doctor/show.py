@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from provision.base.problems import SEVERITIES
 from provision.base.terminal import Console
+from provision.base.text import counted
 from provision.catalog import OURS
 from provision.diagnosis import xids
 from provision.diagnosis.findings import Finding
@@ -39,9 +40,9 @@ def findings(found: Sequence[Finding], console: Console, *, examined: str, searc
         console.say(f"no known errors found {examined}: {searched}", "bold")
         return
     counts = {severity: sum(each.severity == severity for each in roots) for severity in SEVERITIES}
-    counted = ", ".join(f"{count} {severity}{'s' * (count != 1)}" for severity, count in counts.items() if count)
+    totals = ", ".join(counted(count, severity) for severity, count in counts.items() if count)
     worst = min((each.severity for each in roots), key=SEVERITIES.index)
-    console.say(f"\n{counted} {examined}", STYLES[worst])
+    console.say(f"\n{totals} {examined}", STYLES[worst])
 
 
 def _groups(found: Sequence[Finding]) -> list[list[Finding]]:

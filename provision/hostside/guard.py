@@ -7,16 +7,16 @@ dead controller left behind.
 a process of another run. Then it removes what is abandoned (abandoned.py).
 
 ``guard.py`` alone guards a job on this host, started by job.py on every host of the job. The first line of standard input is JSON:
-``{"folder": path, "files": {name: text}, "sample": seconds}``. It makes the job's private folder there, and one of the same name under
-/dev/shm; prints ``{"ready": true}``, or ``{"error": …}``; then every few seconds ``{"stopped": […]}``, the processes that a signal has
+``{"folder": path, "files": {name: text}, "sample": seconds, "shared": …}``. It makes the job's private folder there, and one of the same name
+under /dev/shm, and unless ``shared`` is null, a claim (claims.py); prints ``{"ready": true}``, ``{"busy": …}`` where it is false and another job has the host,
+or ``{"error": …}``; then every few seconds ``{"stopped": […]}``, the processes that a signal has
 stopped; and unless ``sample``, which is how often, is 0, ``{"quiet": seconds}``, for how long no rank of this host shows that it goes on
-(null without ranks). The other end, too, writes a line every few seconds. On ``restart`` it kills the ranks of this host, which their
-launcher starts again. On ``end``, or when the other end is gone or silent, it ends the run on this host, removes the
-folders and prints ``{"orphaned": true}`` where the launcher's process here has died before its ranks, ``{"ended": […]}``, how the ranks of
+(null without ranks), and ``{"ranks": […]}``, where the time of each has gone (shares.py). The other end, too, writes a line every few
+seconds. On ``restart`` it kills the ranks of this host, which their launcher starts again. On ``end``, or when the other end is gone or
+silent, it ends the run on this host, removes the folders and prints ``{"orphaned": true}`` where the launcher's process here has died before its ranks, ``{"ended": […]}``, how the ranks of
 this host ended, and ``{"killed": […]}``, those whose end could not be recorded.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -27,7 +27,9 @@ import stat
 import sys
 import time
 
-from .abandoned import SHARED, is_at, remove_abandoned
+from .abandoned import PREFIX, SHARED, is_at, remove_abandoned
+from .claims import CLAIM, claims, make_locked
+from .shares import Shares, content, environment_of, name_of, number_in, started, stat_of, threads_of
 
 GRACE_S = 15.0  # what pip, apt and a build need to clean up, thousands of files on a busy machine
 JOB_GRACE_S = 3.0
@@ -36,33 +38,9 @@ SILENT_S = 60.0  # longer than job.py waits for us: it can still say which host 
 OF_RANKS = (b"PROVISION_RANK=", b"COLLECTIVE_WORKER=")  # in the environment of a rank, and of one that comes and goes
 RECORD = "provision-rank-"  # what rank.py writes into the job's folder
 LONGEST_RECORD = 1 << 16
-MAX_THREADS = 200  # of a process, that are looked at
 # A rank goes on where a thread both computes and is put to sleep now and then, or where it reads and writes much. One that waits may do
 # either: it spins, or looks again and again. So may its log, but not with so many bytes.
 MIN_BUSY, MIN_SLEEPS, MIN_BYTES = 0.1, 1.0, 200000.0  # of a core; and in a second
-
-
-def stat_of(pid):
-    """The fields of /proc/PID/stat from the state on; empty when the process is gone. The name before them may hold anything."""
-    try:
-        with open("/proc/%s/stat" % pid, errors="replace") as file:
-            return file.read().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def started(pid):
-    """When, in clock ticks since boot; 0 when the process is gone."""
-    return int((stat_of(pid) or [0] * 20)[19])
-
-
-def environment_of(pid, name="environ"):
-    """The entries of a process's environment, or of its ``cmdline``; none when it is gone or another user's."""
-    try:
-        with open("/proc/%d/%s" % (pid, name), "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
-        return []
 
 
 def is_module(pid):
@@ -77,14 +55,6 @@ def parent_of(pid):
 
 def is_stopped(pid):
     return stat_of(pid)[:1] == ["T"]  # a debugger's are "t"
-
-
-def name_of(pid):
-    try:
-        with open("/proc/%d/comm" % pid, errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def of_run(run_id):
@@ -132,18 +102,15 @@ def sweep(run_id, spared, grace):
     return ended
 
 
-def make_locked(path):
-    """Make a private folder that is locked as long as this process lives; fails where there is something already."""
-    while True:
-        os.mkdir(path, 0o700)
-        try:
-            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            continue  # another guard's remove_abandoned() was faster
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        if is_at(path, folder):
-            return
-        os.close(folder)
+def claim_host(path, shared):
+    """Make the claim there. Returns which job has this host already, for people; "" where none has, or that does not matter."""
+    for own in ("", path):  # also behind our own claim: of two jobs that begin at the same time, one at least sees the other
+        others = [] if shared else claims(own)
+        if others:
+            return "in use by job %s of %s" % others[0]
+        if not own:
+            make_locked(path, 0o755)
+    return ""
 
 
 def ranks_in(folder):
@@ -181,22 +148,6 @@ def is_orphan(record):
     return state != "Z" and int(parent) != record["starter"]
 
 
-def threads_of(pid):
-    try:
-        return os.listdir("/proc/%d/task" % pid)[:MAX_THREADS]
-    except OSError:
-        return []  # it is gone
-
-
-def of_proc(pid, name, pattern):
-    """The sum of the numbers that a pattern finds in a file of a process; 0 where it may not be read."""
-    try:
-        with open("/proc/%d/%s" % (pid, name), "rb") as file:
-            return sum(map(int, re.findall(pattern, file.read())))
-    except OSError:
-        return 0
-
-
 class Rhythm:
     """For how long (``quiet``, in seconds) no process of the run's ranks on this host has shown that it goes on; None without ranks."""
 
@@ -213,8 +164,8 @@ class Rhythm:
                 fields = stat_of("%d/task/%s" % (pid, tid)) or [0] * 13
                 busy, (was_busy, sleeps, _) = (int(fields[11]) + int(fields[12])) / ticks, self.known.get((pid, tid), (-1.0, 0, 0))
                 if busy != was_busy:
-                    sleeps = of_proc(pid, "task/%s/status" % tid, rb"\nvoluntary_ctxt_switches:\s*(\d+)")
-                seen[pid, tid] = busy, sleeps, of_proc(pid, "io", rb"[rw]char: (\d+)") if tid == str(pid) else 0
+                    sleeps = number_in(content("/proc/%d/task/%s/status" % (pid, tid)), rb"\nvoluntary_ctxt_switches:\s*(\d+)")
+                seen[pid, tid] = busy, sleeps, number_in(content("/proc/%d/io" % pid), rb"[rw]char: (\d+)") if tid == str(pid) else 0
         rates = [[(new - old) / passed for new, old in zip(seen[each], self.known[each])] for each in seen if each in self.known]
         goes_on = any((busy >= MIN_BUSY and sleeps >= MIN_SLEEPS) or data >= MIN_BYTES for busy, sleeps, data in rates)
         # A machine that was asleep has missed nothing.
@@ -267,6 +218,12 @@ def guard():
         for name, text in order["files"].items():
             with open(os.path.join(folder, name), "w") as file:
                 file.write(text)
+        if order["shared"] is not None:
+            made.append(os.path.join(SHARED, PREFIX + os.environ["PROVISION_RUN_ID"] + CLAIM))
+            blocking = claim_host(made[-1], order["shared"])
+            if blocking:
+                say({"busy": blocking})
+                return 1
         say({"ready": True})
         ranks, has_orphans = attend(os.environ["PROVISION_RUN_ID"], folder, order["sample"])
         ended = [one for one in ranks if "code" in one]
@@ -296,19 +253,21 @@ def attend(run_id, folder, sample):
     """
     is_orderly = False
     try:
-        rhythm = Rhythm()
+        rhythm, shares = Rhythm(), Shares()
 
-        def report():
+        def report(silent):
             found = of_run(run_id)
             say({"stopped": stopped(found, ranks_in(folder))})
             if sample:
                 say({"quiet": rhythm.look(found)})
+                windows = courtesy(shares.windows, filter(found.get, found))
+                say({"ranks": windows if silent < 2 * BEAT_S else []})  # the pipe to one that does not read would be full, and hold us
 
         def restart():
             found = of_run(run_id)  # the program can write into the folder
             signal_all([one["pid"] for one in ranks_in(folder) if "code" not in one and found.get(one["pid"])], signal.SIGKILL)
 
-        is_orderly = wait_for_end(sample or BEAT_S, report, restart)
+        is_orderly = wait_for_end(sample or BEAT_S, report, restart, lambda: courtesy(shares.glance))
         ranks = ranks_in(folder)
         has_orphans = any(map(is_orphan, ranks))
         # An agent of the engine's launcher carries no mark, and ends by itself when it can continue.
@@ -318,12 +277,20 @@ def attend(run_id, folder, sample):
     return ranks, has_orphans
 
 
-def wait_for_end(beat, report, restart):
-    """Call ``report`` every ``beat`` seconds, and ``restart`` where the other end writes that, until it writes ``end`` (True), or is gone or
-    silent (False)."""
+def courtesy(look, *about):
+    """What a look says; nothing where it fails: the job must not end for it."""
+    try:
+        return look(*about)
+    except Exception:  # noqa: BLE001  of files of the system, which may be of any version
+        return []
+
+
+def wait_for_end(beat, report, restart, glance):
+    """Call ``report``, with how long the other end has been silent, every ``beat`` seconds, ``glance`` ten times as often, and ``restart``
+    where the other end writes that, until it writes ``end`` (True), or is gone or silent (False)."""
     silent, since_report, last, rest = 0.0, 0.0, time.monotonic(), b""
     while silent < SILENT_S:
-        if select.select([0], [], [], BEAT_S / 10)[0]:
+        if select.select([0], [], [], min(BEAT_S, beat) / 10)[0]:
             data = os.read(0, 65536)
             *lines, rest = (rest + data).split(b"\n")
             if not data or b"end" in lines:
@@ -334,9 +301,10 @@ def wait_for_end(beat, report, restart):
         now = time.monotonic()
         step = min(now - last, BEAT_S)  # a machine that was asleep has missed nothing
         silent, since_report, last = silent + step, since_report + step, now
+        glance()
         if since_report >= beat:
             since_report = 0.0
-            report()
+            report(silent)
     return False
 
 

@@ -5,6 +5,10 @@ The first line of standard input is JSON (`launch.jobs.Job`), so nothing of it s
 a private folder on every host, which is removed when the job ends; on the first host, a file of it that begins with ``#!`` can be executed.
 A guard (guard.py) on every host, this one too, makes and removes the folder, reports stopped processes, and ends the job there when it does not hear from us.
 
+Unless ``shared`` is null, the guards claim the hosts. When all are there, a line is ``mark`` and ``{"begun": true}``. Where it is false and
+another job has a host, the job is over, with the verdict ``busy``; with ``wait``, a line is ``mark`` and ``{"waiting": verdict}``, and it is
+tried again and again.
+
 With ``sample`` seconds the guards say for how long no rank of their host goes on. Where that is so of all hosts, for ``sample`` seconds or
 more, a line is ``mark`` and ``{"quiet": seconds}``, and one when that is over. Where standard input says ``restart``, they kill all ranks,
 and the launcher starts them again.
@@ -17,6 +21,7 @@ wrong; ``ended`` are, of a job that failed, the ranks that have ended, in that o
 
 import json
 import os
+import random
 import secrets
 import selectors
 import shlex
@@ -34,6 +39,7 @@ SILENT_S = 45.0  # after which a host is lost, and a stopped process does not co
 CONTROLLER_SILENT_S = 60.0
 AFTERMATH_S = 0.5
 END_S = 8.0  # for a guard to clean up
+WAIT_S = 5.0  # until a busy host is asked again, and up to twice as long: others wait, too
 PLACE = "/tmp"
 MAX_PRINTED = 5  # lines
 LONGEST_PRINTED = 500
@@ -70,10 +76,12 @@ class Guard:
         self.is_over = False
         self.silent = 0.0  # seconds
         self.refusal = None  # why its host cannot take part
+        self.is_busy = False  # that is because of other jobs
         self.printed = []  # what is not a message: of ssh, or of the host's shell
         self.stopped = {}  # pid -> (seconds, rank, name)
         self.ended = []  # (when, rank, code, whether its launcher's process had died before it)
         self.quiet = None  # seconds for which no rank of its host goes on; None without ranks
+        self.ranks = []  # where the time of its ranks has gone; none once it is said
         self.killed = []  # ranks that had not ended by themselves when the job was over
         self.has_orphans = False  # that is so of one of its ranks
         self._rest = b""
@@ -105,8 +113,8 @@ class Guard:
         return bool(data)
 
     def _take(self, kind, about):
-        if kind == "error":
-            self.refusal = text(about)[:LONGEST_PRINTED]
+        if kind in ("error", "busy"):
+            self.refusal, self.is_busy = text(about)[:LONGEST_PRINTED], kind == "busy"
         elif kind == "stopped":
             known = {pid: seconds for pid, (seconds, _, _) in self.stopped.items()}
             self.stopped = {
@@ -127,6 +135,12 @@ class Guard:
             self.killed = [number(rank) for rank in about]
         elif kind == "quiet":
             self.quiet = None if about is None else number(about, kinds=(int, float))
+        elif kind == "ranks":
+            kinds = (int, float)
+            self.ranks = [
+                {"rank": number(one["rank"]), "signs": {text(name): number(value, -1, kinds) for name, value in one["signs"].items()}}
+                for one in about
+            ]
         elif kind == "orphaned":
             self.has_orphans = True
         elif kind != "ready":
@@ -136,7 +150,7 @@ class Guard:
     def fault(self):
         """What is wrong with its host, or with a process there; None if nothing is."""
         if self.is_over and self.refusal is not None:
-            return {"kind": "refused", "host": self.host, "output": [self.refusal]}
+            return {"kind": "busy" if self.is_busy else "refused", "host": self.host, "output": [self.refusal]}
         if self.is_over:
             return {"kind": "lost" if self.is_ready else "unreachable", "host": self.host, "output": self.printed}
         if self.silent > SILENT_S:
@@ -194,6 +208,9 @@ class Watch:
                     guard.tell("restart")
             elif not key.data.read():
                 self._selector.unregister(key.fileobj)
+            if key.data is not None and key.data.ranks:
+                say(self._mark, {"host": key.data.host, "ranks": key.data.ranks})
+                key.data.ranks = []
         known = [guard.quiet for guard in self.guards if guard.quiet is not None]
         quiet = min(known) if known else self._said
         if not self._said <= quiet < self._said + max(self._sample, TICK_S) / 2:
@@ -261,7 +278,8 @@ def start_guards(order, folder, fill, watch):
 
     def lines(host):
         files = dict(program, **{"place.json": json.dumps({"host": names.index(host), "hosts": len(names)})})
-        return [json.dumps(order["scripts"]["guard"]), json.dumps({"folder": folder, "files": files, "sample": order["sample"]})]
+        guarded = {"folder": folder, "files": files, "sample": order["sample"], "shared": order["shared"]}
+        return [json.dumps(order["scripts"]["guard"]), json.dumps(guarded)]
 
     mark = "PROVISION_RUN_ID=" + os.environ.get("PROVISION_RUN_ID", "")
     there = " ".join(map(shlex.quote, ["env", mark, order["python"], "-c", GUARD]))  # our interpreter need not be theirs
@@ -313,6 +331,7 @@ def run(order, watch):
     try:
         start_guards(order, folder, fill, watch)
         if watch.continues():
+            say(order["mark"], {"begun": True})
             job = start_job(order, folder, fill)
             watch.wait_for(lambda: job.poll() is not None)
             if job.poll() and order["hosts"]:  # a launcher ends because of a host that dies, and faster than we see it
@@ -351,6 +370,15 @@ def main():
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, stop)
     code, report = run(order, watch)
+    said = None
+    while order["wait"] and watch.verdict and watch.verdict["kind"] == "busy":
+        if said != watch.verdict:
+            said = watch.verdict
+            say(order["mark"], {"waiting": said})
+        watch = Watch(order["mark"], order["sample"])
+        watch.wait_for(lambda: False, WAIT_S * random.uniform(1, 2))
+        if watch.continues():
+            code, report = run(order, watch)
     say(order["mark"], {"code": code, "verdict": watch.verdict, "report": report, "ended": watch.ends() if code else []})
     return code
 

@@ -332,8 +332,9 @@ def document(order):
     user = int(os.geteuid() or os.environ.get("SUDO_UID") or 0) if order["pids"] is None else 0
     processes, pids = table(user), order["pids"] or []
     chosen = ranks_of(processes, order["pids"], order["run"])
-    folder = tempfile.mkdtemp(prefix="provision-stall-")
-    try:
+    folder = os.path.join(tempfile.gettempdir(), "provision-stall-" + os.urandom(8).hex())
+    try:  # from before it is made: a signal may come at once
+        os.mkdir(folder, 0o700)
         spy = shutil.which("py-spy")
         if order["spy"] and order["machine"] == platform.machine():
             spy = os.path.join(folder, "py-spy")

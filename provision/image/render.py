@@ -64,20 +64,20 @@ def context(target: Target, *, fetched: bool = False) -> dict[str, File]:
     return dict(sorted(files.items()))
 
 
-def write(folder: Path, files: Mapping[str, File]) -> None:
-    """Write a context into a folder that is new, empty, or holds an unchanged earlier context, which is replaced.
+def write(folder: Path, files: Mapping[str, File], name: str = RECORD) -> None:
+    """Write a context into a folder that is new, empty, or holds an unchanged earlier context, which is replaced. ``name``: of the record.
 
     Raises:
         UsageError: the folder cannot be written, or holds files that are not ours.
     """
     try:
-        record = _read_record(folder)
-        _refuse_others_files(folder, record)
+        record = _read_record(folder / name)
+        _refuse_others_files(folder, record, name)
         folder.mkdir(parents=True, exist_ok=True)
         for path in record:
             (folder / path).unlink(missing_ok=True)
         checksums = {path: hashlib.sha256(file.content).hexdigest() for path, file in files.items()}
-        (folder / RECORD).write_bytes(_json(checksums).content)
+        (folder / name).write_bytes(_json(checksums).content)
         write_files(folder, files)
     except OSError as error:
         raise UsageError(
@@ -97,22 +97,22 @@ def write_files(folder: Path, files: Mapping[str, File]) -> None:
                 (folder / above).chmod(0o755)
 
 
-def _refuse_others_files(folder: Path, record: Mapping[str, str]) -> None:
+def _refuse_others_files(folder: Path, record: Mapping[str, str], own: str) -> None:
     if folder.exists() and not folder.is_dir():
         raise UsageError("is not a folder", where=str(folder), hint="name another: -o DIR")
     others = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if (path.is_file() or path.is_symlink()) and name != RECORD and hashlib.sha256(path.read_bytes()).hexdigest() != record.get(name):
+        if (path.is_file() or path.is_symlink()) and name != own and hashlib.sha256(path.read_bytes()).hexdigest() != record.get(name):
             others.append(name)
     if others:
         what = f"it holds files that were not written by this command, or were changed since: {joined(others)}"
         raise UsageError(what, where=str(folder), hint="name an empty folder: -o DIR")
 
 
-def _read_record(folder: Path) -> dict[str, str]:
+def _read_record(file: Path) -> dict[str, str]:
     try:
-        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
         listed = {str(path): str(digest[-1] if isinstance(digest, list) else digest) for path, digest in found.items()}
     except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, LookupError):
         return {}

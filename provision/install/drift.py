@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from provision.base.problems import Problem
 from provision.install.rollout import Rollout
 from provision.plan.lock import Files, Lock, LockedComponent, environments
 from provision.plan.manifest import Manifest
-from provision.plan.model import HostPlan
+from provision.plan.model import COMPONENTS, HostPlan
 from provision.plan.summary import TITLES
 from provision.survey import Facts
 from provision.survey.model import Drift
+
+_MAX_CHANGES = 3  # that are named
 
 
 def reasons_to_run(rollout: Rollout) -> dict[str, Problem]:
@@ -46,12 +49,12 @@ def reason_to_run(wanted: Manifest, facts: Facts) -> Problem | None:
         return _reason("drift-unknown", "the survey could not find out what has changed there")
     if facts.dpkg_interrupted or facts.broken_packages:
         return _reason("packages-interrupted", "a package installation was interrupted")
-    if difference := _difference(_essence(wanted.as_dict()), _essence(installed.manifest.as_dict())):
-        return _reason("plan-differs", f"the plan differs from what was installed: {difference}")
+    if changes := list(islice(_changes(_essence(wanted.as_dict()), _essence(installed.manifest.as_dict())), _MAX_CHANGES)):
+        return _reason("plan-differs", f"changed since the last installation: {'; '.join(changes)}")
     if without_key := _without_key(wanted):
         return _reason("key-unknown", f"the key of {', '.join(without_key)} is not known")
     if facts.drift:
-        return _reason("drift", "; ".join(map(str, facts.drift[:3])))
+        return _reason("drift", "; ".join(map(str, facts.drift[:_MAX_CHANGES])))
     return None
 
 
@@ -113,16 +116,41 @@ def _essence(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _difference(wanted: Any, found: Any, at: str = "") -> str | None:
-    """The first place where two documents differ, in words."""
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        for key in dict.fromkeys([*wanted, *found]):
-            if difference := _difference(wanted.get(key), found.get(key), f"{at}.{key}" if at else str(key)):
-                return difference
-        return None
-    return None if wanted == found else f"{at.removeprefix('host.')} is {_short(found)}, not {_short(wanted)}"
+def _changes(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[str]:
+    """What differs between two manifests, in words of hosts and options."""
+    for name in COMPONENTS:
+        if (now := new["host"].get(name)) != (before := old["host"].get(name)):
+            yield f"{TITLES.get(name, name)} {_change(now or {}, before or {})}"
+    for field in sorted(new["host"].keys() - {*COMPONENTS}):
+        if (now := new["host"][field]) != (before := old["host"].get(field)):
+            plain = {type(now), type(before)} <= {str, int}
+            yield f"{field.replace('_', ' ')} {f'{_short(before)} → {_short(now)}' if plain else 'changed'}"
+    members, others = new["members"], old["members"]
+    for name in dict.fromkeys([*members, *others]):
+        if (now := members.get(name) or {}) != (before := others.get(name) or {}):
+            known = before if isinstance(before, Mapping) else {}  # a host's word
+            fields = ", ".join(field.replace("_", " ") for field in now if now[field] != known.get(field)) or "other fields"
+            yield f"host {name} {f'changed ({fields})' if now and before else 'is new' if now else 'has left'}"
+    if members == others and new["cluster"] != old["cluster"]:
+        yield "the inventory has other hosts or addresses"
+    if new["build"] != old["build"]:
+        yield "the tools that build the engine have other versions"
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value)
+def _change(new: Mapping[str, Any], old: Mapping[str, Any]) -> str:
+    """What differs between two variants of a component, whose name precedes it."""
+    version, before = new.get("version") or "none", old.get("version") or "none"
+    if version != before or not new or not old:
+        return f"{_short(before)} → {_short(version)}"
+    if new["source"] != old["source"]:
+        return f"{version} comes from another place ({_short(old['source'])} → {new['source']})"
+    now, then = set(new["options"]), set(map(str, old["options"]))
+    if now != then:
+        parts = [(word, ", ".join(sorted(each))) for word, each in (("with", now - then), ("without", then - now)) if each]
+        return f"{version} {' and '.join(f'{word} {_short(names)}' for word, names in parts)}"
+    return f"{version} has other sources" if new["source"] in ("bundled", "source") else f"{version} comes from another file, index or path"
+
+
+def _short(value: object) -> str:
+    text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."

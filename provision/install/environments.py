@@ -29,7 +29,7 @@ from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationEr
 from provision.base import downloads, resources, uv_support, validation
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.paths import home
-from provision.base.text import joined
+from provision.base.text import counted, joined
 from provision.base.uv_support import canonical
 from provision.base.versions import key, minor
 from provision.catalog import Catalog
@@ -458,7 +458,7 @@ def preview(session: Session, plan: Plan, file: Path, index_url: str | None = No
     missing = _missing(session, plan, wanted.name)
     if not missing:
         return f"the environment of {file} is on every host already: {wanted.folder}"
-    return f"the environment of {file} would be created on {joined(missing)}: {wanted.count} package(s) in {wanted.folder}"
+    return f"the environment of {file} would be created on {joined(missing)}: {counted(wanted.count, 'package')} in {wanted.folder}"
 
 
 @dataclass(frozen=True)
@@ -522,7 +522,7 @@ def _create(session: Session, plan: Plan, missing: list[str], wanted: _Wanted, i
     session.interpreters = {each: plan.hosts[each].interpreter for each in missing}
     environment = {"name": wanted.name, "hosts": hosts, "packages": wanted.pins, "index_url": index_url, "note": note}
     play = Play(playbook, missing, {**session.of_locks, "provision_environment": environment})
-    outcome = session.play(play, f"Create the environment of {wanted.project.path.name}, {wanted.count} package(s)")
+    outcome = session.play(play, f"Create the environment of {wanted.project.path.name}, {counted(wanted.count, 'package')}")
     for failed in outcome.failed:
         session.release(missing)
         failure = outcome.hosts[failed].failure

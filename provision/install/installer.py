@@ -6,6 +6,7 @@ import base64
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -162,6 +163,15 @@ class Installed:
     fallbacks: list[str]
 
 
+def _notes(encoded: object) -> Files:
+    """What uv_packages says of its folders' files. A host is not trusted: invalid notes are dropped."""
+    found = {}
+    for folder, text in encoded.items() if isinstance(encoded, dict) else ():
+        with suppress(ValueError, TypeError, RecursionError):
+            found[folder] = json.loads(base64.b64decode(text))
+    return noted_files(found)
+
+
 def install(session: Session, rollout: Rollout, on_complete: Callable[[str, Files], None], *, check: bool = False) -> Installed:
     """Run the rendered playbook on the plan's hosts. With ``check`` nothing is changed; Ansible reports what would be.
 
@@ -173,6 +183,7 @@ def install(session: Session, rollout: Rollout, on_complete: Callable[[str, File
     playbook, variables, supplies = render(rollout, folder, fetch=not check, say=session.progress.doing)
     extra = {**variables, **session.of_locks}
     unlocked: dict[str, list[str]] = {}
+    files: dict[str, Files] = {}
     made: dict[str, str] = {}
     failures: dict[tuple[str, str], str] = {}
 
@@ -182,11 +193,9 @@ def install(session: Session, rollout: Rollout, on_complete: Callable[[str, File
                 failures[attempt["key"], event.host] = headline(attempt["failure"])
             elif attempt["sha256"]:
                 made[attempt["key"]] = event.host
-        if event.role == "manifest" and event.kind == "ok":
-            entries = [entry for entry in event.result.get("results") or () if "content" in entry]
-            if entries:
-                contents = {entry["item"]: json.loads(base64.b64decode(entry["content"])) for entry in entries}
-                on_complete(event.host, noted_files(contents))
+        files[event.host] = {**files.get(event.host, {}), **_notes(event.result.get("noted"))}
+        if event.role == "manifest" and event.kind in ("ok", "changed") and "venv" in files[event.host]:  # else its note is gone
+            on_complete(event.host, files[event.host])
         if found := event.result.get("unlocked"):
             unlocked.setdefault(event.host, []).extend(found)
 

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from provision.inventory.loading import by_name, listed, load
+from provision.inventory.loading import by_name, is_meant_as_file, listed, load
 from provision.inventory.model import Host, Inventory, InventoryError
 
-__all__ = ["Host", "Inventory", "InventoryError", "by_name", "listed", "load"]
+__all__ = ["Host", "Inventory", "InventoryError", "by_name", "is_meant_as_file", "listed", "load"]

@@ -22,7 +22,7 @@ _LISTED = "!@"  # of ``--limit``: without the hosts that the file of this name l
 _ALIKE = 0.7  # of names without their endings
 _LARGEST_LIST = 1 << 20  # bytes of such a file
 _MAX_FILES, _MAX_FILE, _MAX_LINE = 50_000, 32 << 20, 64 << 10  # of a folder; bytes: Ansible reads more for minutes, without a word
-_FORMS = "name a file, `localhost`, or hosts as host1,host2 (user@host and host:port work too)"
+_FORMS = "name a file, `localhost`, or hosts (user@host, host:port and host[1:4] work too)"
 # Endings by which HOSTS is meant as a file, whether or not it exists; by the first ones also where a program may stand in its place.
 DATA_ENDINGS = (".ini", ".yml", ".yaml", ".json", ".cfg", ".conf", ".txt", ".toml", ".inv", ".inventory", ".hosts")
 FILE_ENDINGS = (*DATA_ENDINGS, ".py", ".sh")
@@ -175,11 +175,16 @@ def _oversized(path: Path) -> str:
         return f"a line has more than {_MAX_LINE >> 10} kB" if not is_fast and any(len(line) > _MAX_LINE for line in file) else ""
 
 
+def is_meant_as_file(argument: str) -> bool:
+    """Whether HOSTS can only be a file or folder, there or not."""
+    return "," not in argument and ("/" in argument or argument.endswith(FILE_ENDINGS))
+
+
 def _missing_file(argument: str) -> Problem | None:
     """A problem when the argument can only be meant as a file, or is nearly the name of one."""
     if not argument:
         return Problem("error", "no hosts are named", _FORMS, where="HOSTS", id="no-hosts")
-    is_file = "," not in argument and ("/" in argument or argument.endswith(FILE_ENDINGS))
+    is_file = is_meant_as_file(argument)
     folder, name = os.path.split(argument)
     files: list[str] = []
     with contextlib.suppress(OSError):

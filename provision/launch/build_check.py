@@ -64,7 +64,7 @@ def _lines(host: str, build: _Build) -> list[str]:
         box("PyTorch", packages["torch"], f"{packages['torch']}{(f', HIP {build.hip}' if build.hip else ', CUDA') if build.cuda else ''}"),
         box("NumPy", packages["numpy"], packages["numpy"] or ""),
         "  Launchers:",
-        box("own (--gloo)", packages["collective_core"]),
+        box("own (over ssh)", packages["collective_core"]),
         box("mpirun (--mpi)", build.mpirun and packages["mpi4py"], f"with mpi4py {packages['mpi4py']}"),
         box("Runner", packages["cloudpickle"], f"with cloudpickle {packages['cloudpickle']}"),
     ]

@@ -21,7 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic.dataclasses import dataclass as validated
 
 from provision.base import resources, signals
+from provision.base.text import duration
 from provision.launch.stall_watch import StallWatch
+from provision.launch.stragglers import Window
 from provision.remote import ssh
 from provision.remote.session import Session
 
@@ -30,8 +32,9 @@ _END_S = 30.0  # for an interrupted or stalled job to end itself on all hosts
 _HEARTBEAT_S = 5.0
 #: Runs ``Job.program`` on a host, with Python before it, and notes how it ended.
 RANK = "{job}/rank.py"
+BUSY = "--wait waits for its end; --oversubscribe runs next to it"
 
-Kind = Literal["ended", "launcher", "orphaned", "stopped", "silent", "lost", "unreachable", "refused", "controller", "gone"]
+Kind = Literal["ended", "launcher", "orphaned", "stopped", "silent", "lost", "unreachable", "refused", "busy", "controller", "gone"]
 _Whole = Annotated[int, Field(gt=-1_000_000_000, lt=1_000_000_000)]
 
 
@@ -42,9 +45,9 @@ class Verdict:
     Attributes:
         kind: ``ended``: a rank, with ``code``. ``launcher``: the launcher, by a signal. ``orphaned``: ranks of a host, by the end of the
             launcher's process there. ``stopped``: a rank, or where that is None a
-            process of the launcher, has been stopped for ``seconds``. ``silent``, ``lost``: a host. ``unreachable``, ``refused``: a
-            host, before the ranks started. ``controller``: the job heard nothing from here for ``seconds``. ``gone``: the connection
-            to the first host, or our job there.
+            process of the launcher, has been stopped for ``seconds``. ``silent``, ``lost``: a host. ``unreachable``, ``refused``, ``busy``
+            (another job has it): a host, before the ranks started. ``controller``: the job heard nothing from here for ``seconds``.
+            ``gone``: the connection to the first host, or our job there.
         host: address of the host; empty for the first one.
         code: exit code of the process, negative for a signal.
         output: what ssh or the host printed about it.
@@ -83,15 +86,18 @@ class JobResult:
     ended: tuple[Ended, ...] = ()
 
 
-class _Quiet(BaseModel):
-    """A line of job.py while no rank goes on: for how long."""
+class _Message(BaseModel):
+    """A line of job.py: for how long no rank goes on, where the time of a host's ranks has gone, or for what the job waits to begin."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    quiet: Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
+    quiet: Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)] | None = None
+    host: str = ""
+    ranks: Annotated[list[Window], Field(max_length=256)] = []
+    waiting: Verdict | None = None
 
 
-class _Outcome(BaseModel):
+class Outcome(BaseModel):
     """The last line of job.py."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -100,6 +106,9 @@ class _Outcome(BaseModel):
     verdict: Verdict | None
     report: dict[str, JsonValue] | None
     ended: tuple[Ended, ...] = ()
+
+    def result(self, *, interrupted: bool = False) -> JobResult:
+        return JobResult(self.code, self.report, interrupted, self.verdict, self.ended)
 
 
 @dataclass(frozen=True)
@@ -122,6 +131,8 @@ class Job:
         names: address → name in the inventory.
         inside: words of the shell that run a command in the first host's container; empty without one.
         sample: seconds between two samples of what the ranks do; 0: none.
+        shared: whether it runs next to other jobs, which see that it has the hosts; None: nothing is known of other jobs.
+        wait: for other jobs that have a host, instead of ending with the verdict ``busy``.
     """
 
     argv: Sequence[str]
@@ -136,11 +147,13 @@ class Job:
     names: Mapping[str, str] = field(default_factory=dict)
     inside: str = ""
     sample: float = 0.0
+    shared: bool | None = None
+    wait: bool = False
     ssh: Sequence[str] = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *ssh.OWN_CONNECTION)
 
     def order(self, mark: str) -> str:
         """What job.py reads: one line of JSON. It prints ``mark`` before its outcome; ranks cannot know it."""
-        names = ("argv", "python", "environment", "free_ports", "files", "report", "program", "hosts", "ssh", "sample")
+        names = ("argv", "python", "environment", "free_ports", "files", "report", "program", "hosts", "ssh", "sample", "shared", "wait")
         scripts = {name: resources.script(f"{name}.py") for name in ("guard", "rank")}
         return json.dumps({**{name: getattr(self, name) for name in names}, "mark": mark, "scripts": scripts})
 
@@ -175,8 +188,13 @@ def run(
             text, is_end, after = line.partition(mark)
             outcome = after or outcome
             with suppress(ValidationError):
-                if watch is not None and is_end:
-                    watch.quiet(_Quiet.model_validate_json(after).quiet)
+                message = _Message.model_validate_json(after) if is_end else _Message()
+                if message.waiting is not None:
+                    session.progress.line(f"waiting: {describe(message.waiting, job)}")
+                if watch is not None and message.quiet is not None:
+                    watch.quiet(message.quiet)
+                elif watch is not None and message.ranks and message.host in ("", *job.hosts):
+                    watch.ranks(name_of(message.host, job), message.ranks)
             if text or not is_end:
                 if watch is not None:
                     watch.line(text)
@@ -220,10 +238,9 @@ def run(
         code = ssh.stream(session, job.host, command.lstrip(), feed, take, stopping)
         has_ended.set()
     try:
-        ended = _Outcome.model_validate_json(outcome)
+        return Outcome.model_validate_json(outcome).result(interrupted=interrupted.is_set())
     except ValidationError:  # the host printed nothing, or something else
         return JobResult(code or 1, None, interrupted.is_set(), Verdict("gone", "", code=code))
-    return JobResult(ended.code, ended.report, interrupted.is_set(), ended.verdict, ended.ended)
 
 
 def describe(verdict: Verdict, job: Job) -> str:
@@ -235,16 +252,18 @@ def describe(verdict: Verdict, job: Job) -> str:
     # The kernel ends a process that has taken too much in this way and leaves no word about it with the process.
     memory = f"; often the kernel does that when memory runs out: `dmesg` on {name} says so" if verdict.code == -signal.SIGKILL else ""
     stopped = f"{rank if verdict.rank is not None else f'{verdict.name} on {host}'} has been stopped by a signal"
+    silence = duration(verdict.seconds)
     return {
         "ended": f"rank {verdict.rank} on {name} {ended}{memory}",
         "launcher": f"the launcher on {host} {ended}",
         "orphaned": f"the launcher's process on {host} was killed, or has crashed",
-        "stopped": f"{stopped} for {verdict.seconds:g} s (pid {verdict.pid}; kill -CONT would have continued it)",
-        "silent": f"{host} has not answered for {verdict.seconds:g} s: it hangs, or the network to it is cut{output}",
+        "stopped": f"{stopped} for {silence} (pid {verdict.pid}; kill -CONT would have continued it)",
+        "silent": f"{host} has not answered for {silence}: it hangs, or the network to it is cut{output}",
         "lost": f"the connection to {host} has ended{output}",
         "unreachable": f"{host} cannot take part: it cannot be reached from the first host{output}",
+        "busy": f"{host} is busy{output}",
         "refused": f"{host} cannot take part{output}",
-        "controller": f"{host} has not heard from `provision` for {verdict.seconds:g} s: it was stopped (Ctrl-Z), or the network is cut",
+        "controller": f"{host} has not heard from `provision` for {silence}: it was stopped (Ctrl-Z), or the network is cut",
         "gone": f"the connection to {host} has ended, or the job's process there was killed",
     }[verdict.kind]
 

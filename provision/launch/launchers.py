@@ -165,6 +165,8 @@ class RunOptions:
         mpi_args, binding: further arguments of mpirun, and those that place and bind ranks (empty: slot by slot, not bound).
         oversubscribe: allow more ranks than slots.
         nodes, per_node: torchrun's way to say how many ranks: the first so many hosts, and so many ranks on each.
+        detach: the job goes on without this machine.
+        wait: for other jobs that use what it wants, instead of an error.
         restarts: failures after which all ranks are started again; in an elastic job, failures that it survives. By the launcher ``own``.
     """
 
@@ -193,6 +195,8 @@ class RunOptions:
     project: Path | None = None
     index_url: str | None = None
     stall: StallOptions | None = None
+    detach: bool = False
+    wait: bool = False
 
 
 def mpi_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions) -> Job:
@@ -276,6 +280,7 @@ def _job(
         hosts=[address for address, _ in placed[1:]] if guarded else (),
         names=where.names,
         sample=options.stall.sample if options.stall else 0.0,
+        wait=options.wait,
         ssh=[*Job.ssh, *(["-F", where.ssh_config] if where.ssh_config and len(placed) > 1 else [])],
     )
 

@@ -13,21 +13,23 @@ from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 
+from provision.base.panels import FoldedPanel
 from provision.base.validation import MAX_COUNT, MAX_SECONDS
 from provision.launch import forwarded_variables
 from provision.launch.launchers import LAUNCHERS
 from provision.launch.stall_watch import Action
 
 HOSTS, CONTAINERS, PROGRAM, LAUNCHING, OUTPUT = "Hosts and ranks", "Containers", "Program and files", "Launching", "Output"
-ELASTIC, TUNING = "Elastic jobs (with --min-np, --max-np or a discovery script)", "Tuning and timeline"
-HOROVOD = "Horovod's settings, and the variables that they set"
+ELASTIC = FoldedPanel("Elastic jobs", "docs/run.md")
+TUNING = FoldedPanel("Tuning and timeline", "docs/run.md")
+HOROVOD = "Horovod's settings, and the variables that they set"  # docs/horovod.md lists them, the help does not
 
 
 class Option(NamedTuple):
     """An option, or a key of the file that has none.
 
     Attributes:
-        panel: of the help; None hides it. What is in `HOROVOD` is checked and passed on as the file's values are.
+        panel: of the help; None and `HOROVOD` hide it. What is in `HOROVOD` is checked and passed on as the file's values are.
         spelled: its names and the placeholder of its value, as in the help; ``--this/--no-this`` is a switch. Empty: in the file only.
         kind: a type as typer takes it, or the words among which to choose.
         engine: the engine's variable for it, which wins over Horovod's.
@@ -125,11 +127,13 @@ JOB_OPTIONS = (
           engine="COLLECTIVE_RESTART_FROM"),
     _ours(PROGRAM, "--module -m", bool, "The program is a Python module: -m package.train."),
     _ours(PROGRAM, "--python PATH", str, "A Python with the engine, on every host; nothing need be installed by provision."),
-    _ours(LAUNCHING, "--launcher", tuple(LAUNCHERS), "`mpi`: under mpirun; `own`: over ssh, without MPI."),
-    _ours(LAUNCHING, "--gloo", bool, "The same as --launcher own."),
-    _ours(LAUNCHING, "--mpi", bool, "The same as --launcher mpi (default, where it is installed)."),
-    _ours(LAUNCHING, "--mpi-args WORDS", str, 'More words for mpirun: --mpi-args="--report-bindings".'),
-    _ours(LAUNCHING, "--binding-args WORDS", str, "Words for mpirun instead of `--map-by slot --bind-to none`."),
+    _ours(LAUNCHING, "--launcher", tuple(LAUNCHERS), "`mpi`: under mpirun (default, where it is installed); `own`: over ssh, without MPI."),
+    _ours(None, "--gloo", bool),  # --launcher own
+    _ours(None, "--mpi", bool),  # --launcher mpi
+    _ours(LAUNCHING, "--detach", bool, "Leave the job to its first host, print its id, and end: see provision jobs, logs, cancel, fetch."),
+    _ours(LAUNCHING, "--wait", bool, "Where other jobs use the GPUs or slots, wait for their end instead of ending."),
+    _ours(TUNING, "--mpi-args WORDS", str, 'More words for mpirun: --mpi-args="--report-bindings".'),
+    _ours(TUNING, "--binding-args WORDS", str, "Words for mpirun that place and bind ranks (slot by slot, not bound)."),
     _ours(LAUNCHING, f"{_both('--max-restarts')} N", int, "Failures after which all ranks are started again (0), by --launcher own; "
           "in an elastic job, failures of ranks that it survives (3).", min=0),
     _ours(LAUNCHING, "--stall-after SECONDS", str, "Examine a job that shows no progress for so long (60), or for longer where it has gone "
@@ -227,7 +231,7 @@ def _parameter(option: Option) -> inspect.Parameter:
         *option.names,
         metavar="|".join(choices) or " ".join(word for word in option.spelled.split() if word not in option.names) or None,
         help=option.help,
-        hidden=option.panel is None,
+        hidden=option.panel in (None, HOROVOD),
         rich_help_panel=option.panel,
         show_default=kind is not bool,
         **({"min": 0, "max": MAX_COUNT if kind is int else MAX_SECONDS} if kind in (int, float) else {}) | dict(option.checks),

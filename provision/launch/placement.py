@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from provision.base.errors import UsageError
+from provision.base.text import counted
 from provision.launch.launchers import RunOptions
 
 Placement = list[tuple[str, int]]  # (address, ranks) of each host that takes part
@@ -31,7 +32,7 @@ def fill(
         UsageError: there are fewer slots, and not ``oversubscribe``; or fewer hosts.
     """
     if nodes is not None and nodes > len(hosts):
-        raise UsageError(f"--nnodes {nodes}, and there are {len(hosts)} host(s)", hint="name more of them: --hosts hosts.ini, or -H a,b")
+        raise UsageError(f"--nnodes {nodes}: only {counted(len(hosts), 'host')}", hint="name more of them: --hosts hosts.ini, or -H a,b")
     hosts = hosts[:nodes]
     if per_node is not None:
         for address, count in hosts:
@@ -64,7 +65,7 @@ def spread(hosts: Sequence[tuple[str, int]], np: int, *, oversubscribe: bool = F
         _refuse_more_than_slots(hosts, np)
     if np < len(hosts):
         hint = f"give at least --np {len(hosts)}, or list fewer hosts"
-        raise UsageError(f"{np} rank(s) cannot take part on all {len(hosts)} hosts", hint=hint)
+        raise UsageError(f"{counted(np, 'rank')} cannot take part on all {len(hosts)} hosts", hint=hint)
     taken = [0] * len(hosts)
     left = np
     while left:
@@ -79,4 +80,4 @@ def _refuse_more_than_slots(hosts: Sequence[tuple[str, int]], np: int) -> None:
     slots = sum(count for _, count in hosts)
     if np > slots:
         hint = "start fewer, give the hosts more slots (`slots` in the inventory, -H a:8), or allow it: --oversubscribe"
-        raise UsageError(f"{np} ranks, but the {len(hosts)} host(s) have {slots} slots", hint=hint)
+        raise UsageError(f"{counted(np, 'rank')}, but {counted(len(hosts), 'host')} with {counted(slots, 'slot')}", hint=hint)

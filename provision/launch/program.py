@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import shlex
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from provision.base import resources
+from pydantic import JsonValue
+
+from provision.base import resources, terminal
 from provision.base.errors import Interrupted, ProvisionError, UsageError
+from provision.base.text import counted
 from provision.base.validation import max_here
 from provision.inventory import Host, Inventory
-from provision.launch import jobs, launchers, placement, program_files, root_cause, stall_watch
+from provision.launch import detached, jobs, known_error, launchers, placement, program_files, root_cause, stall_watch
 from provision.launch.jobs import Job, JobResult
 from provision.launch.launchers import Environment, RunOptions
 from provision.launch.rank_output import RankOutput, shortened
@@ -30,13 +34,15 @@ from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.survey import gpu_code, installed
 
+_PASSING_S = 3.0  # for longer than a job that waits has a host
+
 
 class _Seat(NamedTuple):
     """A host that may take part.
 
     Attributes:
         address: at which the first host reaches it.
-        has_gpus: False where it is known to have none.
+        has_gpus: None where nothing is known of it.
         inside: words of the shell that run a command in its container; empty without one.
     """
 
@@ -44,7 +50,7 @@ class _Seat(NamedTuple):
     address: str
     slots: int
     login: str
-    has_gpus: bool = True
+    has_gpus: bool | None = None
     inside: str = ""
 
     def command(self, script: str) -> str:
@@ -91,12 +97,21 @@ def run(
         _check_syntax(session, where, seats[0], options)
         if gpu_check and started is None:
             _check_gpu_code(session, where, seats)
+        shared = options.oversubscribe if started is None and seats[0].has_gpus is not None else None
+        if options.wait and shared is None:
+            hint = f"provision up {inventory.argument}; or leave it out"
+            raise UsageError("--wait: nothing is known of the jobs on these hosts", hint=hint)
+        if shared is False and not options.wait:
+            _check_free(session, seats)
         workdir, command, here = _copy(session, seats, options)
         _check_restart(session, seats[0], workdir, options)
         job = make_job(where, placed, replace(options, command=tuple(command), workdir=workdir))
         if options.verbose:
             _show_job(progress, seats, placed, job)
-        return follow(session, replace(job, inside=seats[0].inside), placed, options, here=here)
+        job = replace(job, inside=seats[0].inside, shared=shared)
+        if options.detach:
+            return _detach(session, job, placed, replace(options, workdir=workdir), seats[0].login)
+        return follow(session, job, placed, options, here=here)
 
 
 def make_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions) -> Job:
@@ -119,11 +134,13 @@ def follow(
     options: RunOptions,
     *,
     here: Callable[[str], str] = str,
+    run: Callable[..., JobResult | None] | None = None,
 ) -> int:
     """Run a job, show what its ranks print and which failed first, and return its exit code: that rank's, where it is known.
 
     Args:
         here: the name on this machine of a file on the hosts.
+        run: follows a job that runs already, and returns None where that goes on.
 
     Raises:
         Interrupted: after Ctrl-C, when the job has been ended everywhere.
@@ -136,7 +153,11 @@ def follow(
     with contextlib.ExitStack() as stack:
         stack.callback(output.close)
         watch = stack.enter_context(StallWatch(session, options.stall)) if options.stall else None
-        result = jobs.run(session, job, f"Run on {len(placed)} host(s), {ranks} rank(s)", log, output, watch=watch)
+        result = (run or jobs.run)(
+            session, job, f"Run on {counted(len(placed), 'host')}, {counted(ranks, 'rank')}", log, output, watch=watch
+        )
+    if result is None:
+        return 0
     found = root_cause.of(output, result)
     was_killed = watch is not None and watch.has_ended_it(result.code) and not result.interrupted
     session.record.exit_code = code = stall_watch.EXIT_CODE if was_killed else found.code or result.code
@@ -149,7 +170,36 @@ def follow(
         host = _host_of(found.failure.rank, result, placed, job, options) if found.failure else ""
         for line in _failure(found, output, result, job, log, host, here):
             session.progress.line(*line)
+        for step in known_error.explained(found.failure, log, session, options):
+            session.progress.line(f"  {step}")
+        if result.verdict is not None and result.verdict.kind == "busy":
+            session.progress.line(f"  → {jobs.BUSY}")
     return code
+
+
+def _detach(session: Session, job: Job, placed: Sequence[tuple[str, int]], options: RunOptions, login: str) -> int:
+    """Leave a job to its first host, and print its id."""
+    session.progress.stage(f"Start on {counted(len(placed), 'host')}, {counted(sum(count for _, count in placed), 'rank')}")
+    about: dict[str, JsonValue] = {"program": shlex.join(options.command), "user": login, "workdir": options.workdir}
+    about |= {"placed": [list(each) for each in placed], "names": dict(job.names)}
+    found = detached.start(session, job, about)
+    session.progress.line(f"job {found.job}: {found.shown}; it needs this machine no more")
+    session.progress.line(f"  → provision logs -f {found.job}, provision cancel {found.job}; all jobs: provision jobs")
+    terminal.out().say(found.job)
+    return 0
+
+
+def _check_free(session: Session, seats: Sequence[_Seat]) -> None:
+    """Raise ProvisionError where another job has a host: what would be copied may be the files that it runs."""
+    for is_last in (False, True):  # a job that waits for another host has this one for a moment, again and again
+        for job in detached.look(session, [seat.host.name for seat in seats])[0]:
+            if job.state in ("running", "attached") and is_last:
+                raise ProvisionError(f"in use by job {job.job} of {job.user}", where=job.host, hint=jobs.BUSY)
+            if job.state in ("running", "attached"):
+                time.sleep(_PASSING_S)
+                break
+        else:
+            return
 
 
 def _end_leftovers(session: Session) -> str:
@@ -172,7 +222,7 @@ def _place(
             hint = f"provision up {session.inventory.argument}"
             raise UsageError("--env: nothing is installed here that the environment would build on", hint=hint)
         if options.launcher == "mpi":
-            hint = f"provision up {session.inventory.argument}; or use the engine's launcher: --gloo"
+            hint = f"provision up {session.inventory.argument}; or use the engine's launcher: --launcher own"
             raise UsageError(f"--mpi: no mpirun is known that belongs to {found}", hint=hint)
         if options.python is None:
             session.progress.line(f"nothing is installed here by `provision up`: the ranks run with {found}")
@@ -224,7 +274,7 @@ def _check_restart(session: Session, first: _Seat, workdir: str, options: RunOpt
 
 def _check_gpu_code(session: Session, where: Environment, seats: Sequence[_Seat]) -> None:
     """Raise ProvisionError where a library has no code for a GPU: the job would fail with "no kernel image", or not before it needs it."""
-    problems = gpu_code.check(session, {seat.host.name: where.interpreter for seat in seats if seat.has_gpus})
+    problems = gpu_code.check(session, {seat.host.name: where.interpreter for seat in seats if seat.has_gpus is not False})
     for problem in problems:
         if problem.severity != "error":
             session.progress.line(f"{problem.severity}: {problem}")
@@ -249,13 +299,15 @@ def _copy(session: Session, seats: Sequence[_Seat], options: RunOptions) -> tupl
         what = f"the hosts have different logins ({', '.join(sorted(logins))}), so no folder is the same on all"
         raise UsageError(what, hint="name one: --workdir")
     archive = program_files.pack(options.command, options.files, modules=options.modules)
+    if options.wait:  # the job that is waited for may be of the same folder, and start ranks again
+        archive = archive._replace(folder=f"{archive.folder}-{session.run_id}")
     program_files.copy(session, archive, {seat.host.name: seat.command(archive.unpack) for seat in seats})
     return f"{{home}}/{archive.folder}", archive.command, archive.here
 
 
 def _show_job(progress: Progress, seats: Sequence[_Seat], placed: Sequence[tuple[str, int]], job: Job) -> None:
     for seat, (address, count) in zip(seats, placed, strict=True):
-        progress.line(f"{seat.host.name} ({address}): {count} rank(s)")
+        progress.line(f"{seat.host.name} ({address}): {counted(count, 'rank')}")
     progress.line(f"on {seats[0].host.name}: {shlex.join(job.argv)}")
     if job.program:
         progress.line(f"each rank: {shlex.join(job.program)}")

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
 import tarfile
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from provision.base.errors import ProvisionError, UsageError
+from provision.base.text import counted, joined, size
 from provision.remote import ssh
 from provision.remote.session import Session
 
 #: Never copied: histories, environments and what Python makes again.
 _LEFT_OUT = re.compile(r"\.git|\.hg|__pycache__|\.?venv|node_modules|\.(mypy|pytest|ruff)_cache|\.ipynb_checkpoints")
+#: Nor, unless they are named, large data, logs and checkpoints in folders with modules; small ones may be a package's resources.
+_DATA = re.compile(
+    r"(?i).*\.(?:log|out|err|pth?|ckpt|safetensors|bin|np[yz]|h5|hdf5|parquet|arrow|feather|tfrecords?|lmdb|mdb|db|sqlite3?|csv|tsv|jsonl|pkl"
+    r"|tar|t?gz|bz2|xz|zst|zip|7z|jpe?g|png|gif|webp|mp[34]|wav|flac)"
+)
+_LARGE_DATA, _MAX_DATA = 1 << 20, 10_000  # bytes of one, and how many: then walking takes too long
+IGNORE = ".provisionignore"  # in the program's folder, in the grammar of .gitignore: what is not copied from there unless it is named
 _FOLDER = "provision-run"  # in the login's home, on every host
 _COPY_S = 600.0
 #: Bytes of modules and packages that were not named. Code is smaller; what is larger is data next to it.
@@ -46,6 +56,12 @@ class Archive(NamedTuple):
         """A script of /bin/sh that reads the archive; other users of the host cannot read what is in the folder."""
         private = f"mkdir -p {self.folder} && chmod 700 {_FOLDER} {self.folder}"
         return f"cd && {private} && tar -x -f - --no-same-owner -C {self.folder}"
+
+    @property
+    def extent(self) -> str:
+        """``14 files, 3 MiB``."""
+        sizes = [path.lstat().st_size for path, _ in self.members if path.is_symlink() or path.is_file()]
+        return f"{counted(len(sizes), 'file')}, {size(sum(sizes))}"
 
     def write(self, pipe: IO[bytes]) -> None:
         """Write it as a tar archive, a piece at a time. Raises OSError for a file that cannot be read."""
@@ -127,14 +143,16 @@ def pack(command: Sequence[str], files: Sequence[Path], *, modules: bool = True)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"two of the files to copy have the same name: {', '.join(twice)}", hint="put them into a folder, and copy that")
-    folder = re.sub(r"[^\w.-]", "_", Path.cwd().name) or "job"
+    of_program = folder_here.resolve()
+    digest = hashlib.sha256(os.fsencode(of_program)).hexdigest()[:6]  # two projects may be called src
+    folder = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', of_program.name) or 'job'}-{digest}"
     members += [member for each in neighbours.values() for member in each]
     return Archive(dict(zip(names, sources, strict=True)), f"{_FOLDER}/{folder}", words, members, left_out)
 
 
 def copy(session: Session, archive: Archive, scripts: Mapping[str, str]) -> None:
     """Copy it to the hosts, where a script unpacks it. Raises ProvisionError for a host on which that fails."""
-    session.progress.stage(f"Copy {', '.join(archive.sources) or 'nothing'} to ~/{archive.folder}", list(scripts))
+    session.progress.stage(f"Copy {archive.extent} to ~/{archive.folder}", list(scripts))
     for line in archive.left_out:
         session.progress.line(line)
     for host, answer in ssh.run(session, scripts, stdin=archive.write, timeout=_COPY_S).items():
@@ -172,22 +190,57 @@ def program_at(words: Sequence[str]) -> tuple[int | None, bool]:
 
 
 def _neighbours(folder: Path, taken: set[str], left_out: list[str]) -> dict[Path, list[tuple[Path, str]]]:
-    """The modules and packages in the folder from which Python imports first, each with its files."""
+    """The modules and packages in the folder from which Python imports first, each with its files, but without data and what is ignored."""
     found: dict[Path, list[tuple[Path, str]]] = {}
-    sizes, root = Counter[str](), folder.resolve()
+    sizes, data, ignored = Counter[str](), list[str](), list[str]()
+    root, is_ignored = folder.resolve(), _ignored(folder / IGNORE)
+
+    def skip(path: Path, name: str) -> bool:
+        if path.name.startswith("."):  # it may be a secret
+            return True
+        if is_ignored(f"{name}/" if path.is_dir() else name):
+            ignored.append(name)
+            return True
+        is_data = _DATA.fullmatch(name) is not None and path.is_file() and path.stat().st_size > _LARGE_DATA
+        data.extend([name] * is_data)
+        if len(data) > _MAX_DATA:
+            what, hint = f"more than {_MAX_DATA:,} files of data are in its packages", f"name their folders in {IGNORE}"
+            raise UsageError(what, where=str(folder), hint=hint)
+        return is_data
+
     for path in sorted(folder.iterdir()):
         target = path.resolve()
         is_within = target.is_relative_to(root)  # else it is named, and left out
         if path.name in taken or not _is_module(path) or (is_within and "/." in f"/{target.relative_to(root)}"):
             continue
-        for member in _members(target if is_within else path, path.name, root, left_out, hidden=False):
+        for member in _members(target if is_within else path, path.name, root, left_out, skip):
             found.setdefault(path, []).append(member)
             sizes[path.name] += member[0].lstat().st_size
             if sum(sizes.values()) > MAX_NEIGHBOURS:  # without walking the rest, which may be a data set on a file server
                 what = f"the modules and packages next to the program are larger than {MAX_NEIGHBOURS >> 20} MB, most of it "
                 hint = "leave them out with --no-modules and name what it needs with --copy; or --workdir with a folder of the hosts'"
                 raise UsageError(what + max(sizes, key=lambda name: sizes[name]), where=str(folder), hint=hint)
+    if data:
+        packages = " ".join(f"--copy {name}" for name in sorted({name.partition("/")[0] for name in data}))
+        left_out.append(f"not copied: {joined(data)}, large data, logs or checkpoints; a whole package is: {packages}")
+    if ignored:
+        left_out.append(f"not copied because of {IGNORE}: {joined(ignored)}")
     return found
+
+
+def _ignored(file: Path) -> Callable[[str], bool]:
+    """Whether a file in the grammar of .gitignore names a path; without the file nothing. Raises UsageError for an invalid one."""
+    if not file.is_file():
+        return lambda _: False
+    from pathspec import GitIgnoreSpec  # not needed where there is none
+
+    lines = file.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of `re`, for classes such as [[:alpha:]]
+            return GitIgnoreSpec.from_lines(lines, backend="simple").match_file
+    except (ValueError, re.error) as error:
+        raise UsageError(f"invalid pattern: expected the grammar of .gitignore: {error}", where=str(file)) from error
 
 
 def _is_module(path: Path) -> bool:
@@ -198,9 +251,11 @@ def _is_module(path: Path) -> bool:
         return False  # it belongs to another user
 
 
-def _members(path: Path, name: str, root: Path, left_out: list[str], *, hidden: bool = True) -> Iterator[tuple[Path, str]]:
-    """A file, or a folder with what is in it; of what was not named nothing hidden: it may be a secret."""
-    if _LEFT_OUT.fullmatch(path.name) or (not hidden and path.name.startswith(".")):
+def _members(
+    path: Path, name: str, root: Path, left_out: list[str], skip: Callable[[Path, str], bool] = lambda _path, _name: False
+) -> Iterator[tuple[Path, str]]:
+    """A file, or a folder with what is in it, each with its name there, but what is to be skipped."""
+    if _LEFT_OUT.fullmatch(path.name) or skip(path, name):
         return
     target = Path(os.path.realpath(path))
     if path.is_symlink() and not target.is_relative_to(root):
@@ -208,7 +263,7 @@ def _members(path: Path, name: str, root: Path, left_out: list[str], *, hidden: 
     elif path.is_symlink() or path.is_dir():
         yield path, name
         for each in () if path.is_symlink() else sorted(path.iterdir()):
-            yield from _members(each, f"{name}/{each.name}", root, left_out, hidden=hidden)
+            yield from _members(each, f"{name}/{each.name}", root, left_out, skip)
     elif path.is_file():
         path.open("rb").close()  # what cannot be read is an error before anything is copied
         yield path, name

@@ -114,6 +114,11 @@ def shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_HEADLINE else text[:_LONGEST_HEADLINE] + "…"
 
 
+def is_noise(text: str) -> bool:
+    """Whether a launcher's message means nothing to people."""
+    return _NOISE.match(text) is not None
+
+
 def readable(line: str) -> str:
     """A line of a job with its tags turned into ``rank 3: ``; the standard output of rank 0, which shows the progress, without."""
     return _TAG.sub(lambda tag: "" if tag["rank"] == "0" and tag["stream"] == "stdout" else f"rank {tag['rank']}: ", line)
@@ -186,7 +191,7 @@ class RankOutput:
             self._box.append(text)
             if (is_rule and len(self._box) > 1) or len(self._box) == _LONGEST_BOX:
                 self._end_box()
-        elif not _NOISE.match(text):
+        elif not is_noise(text):
             self._show_messages([text])
 
     def _end_box(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Annotated, Literal
@@ -21,6 +21,7 @@ from pydantic import AwareDatetime, BaseModel, Field, JsonValue
 from provision.base.errors import ProvisionError
 from provision.base.text import duration
 from provision.launch.rank_output import pieces
+from provision.launch.stragglers import Straggler, Stragglers, Window
 from provision.remote.session import Session
 
 RECORD = "stalls.json"  # in the run's folder
@@ -74,10 +75,11 @@ class Stall(BaseModel):
 
 
 class Stalls(BaseModel):
-    """The stalls of a run's job: the file `RECORD`, which the user alone can read."""
+    """The stalls and stragglers of a run's job: the file `RECORD`, which the user alone can read."""
 
     schema_number: Literal[1] = Field(1, alias="schema")
     stalls: list[Stall] = Field(default_factory=list)
+    stragglers: list[Straggler] = Field(default_factory=list)
 
 
 class StallWatch:
@@ -94,6 +96,7 @@ class StallWatch:
         self.last_words = ""
         self._session = session
         self._record = Stalls()
+        self._stragglers = Stragglers()
         self._stall: Stall | None = None  # the one that lasts
         self._quiet, self._heard = 0.0, time.monotonic()  # what hosts have said last, in seconds, and when
         self._output = time.monotonic()  # when a rank has printed something last
@@ -127,10 +130,14 @@ class StallWatch:
         now = time.monotonic()
         self._quiet, self._heard = min(seconds, now - self._output), now
 
+    def ranks(self, host: str, windows: Sequence[Window]) -> None:
+        """A host says where the time of its ranks has gone."""
+        if self._stragglers.take(host, windows):
+            self._record.stragglers = self._stragglers.found
+            self._write()
+
     def attend(self) -> None:
         """To be called again and again: begins an examination, and takes what it has found."""
-        if time.monotonic() - self._heard > 3 * self.options.sample + 1:  # they say it again and again, while it is so
-            self._goes_on()
         if self._examination is not None and not self._examination.is_alive():
             self._examination, self._found = None, (self._examined.pop(), time.monotonic())
         found, since = self._found or (None, 0.0)
@@ -147,7 +154,7 @@ class StallWatch:
 
     def _goes_on(self) -> None:
         if self._stall is not None:
-            self._stall.seconds = round(time.time() - self._stall.since.timestamp(), 3)
+            self._stall.seconds = max(0.0, round(time.time() - self._stall.since.timestamp(), 3))  # a clock may be set back
             self._write()
             if self.options.action == "report":  # else it goes on because of that
                 self._longest = max(self._longest, self._stall.seconds)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.base.errors import UsageError
+from provision.base.text import counted
 from provision.base.validation import MAX_COUNT, count, max_here
 from provision.inventory import Inventory, last_run, loading
 from provision.launch.launchers import Elastic
@@ -132,7 +133,7 @@ def _unnamed(np: int | None, say: Callable[[str], None]) -> Inventory:
         return loading.load(last)
     if np is None:
         raise UsageError("no hosts to run on: no earlier run has made hosts ready", hint="name them: --hosts hosts.ini, or -H a:2,b:2")
-    say(f"no hosts are named and no earlier run has made hosts ready: {np} rank(s) on this machine (-H a:2,b:2 names others)")
+    say(f"no hosts are named and no earlier run has made hosts ready: {counted(np, 'rank')} on this machine (-H a:2,b:2 names others)")
     return _of_entries([(THIS_MACHINE, min(np, max_here()))])
 
 

@@ -15,12 +15,13 @@ from provision.base import downloads, run_folders, tarball
 from provision.base.documents import Document
 from provision.base.engine_source import EngineSource
 from provision.base.errors import ProvisionError
+from provision.base.panels import ADVANCED, OF_UP, FoldedPanel
 from provision.base.validation import MAX_COUNT
 from provision.inventory import Inventory, last_run
 from provision.plan.model import without_credentials
 from provision.plan.requirements import WHAT, Choices, Requirements, option
 
-SOURCES = "Where packages come from"  # a panel of the help
+SOURCES = FoldedPanel("Where packages come from", OF_UP, home="up")
 SOURCES_FILE = "sources.json"  # in the folder of a run: `sources_of`
 DataSource = Literal["auto", "mnist", "digits"]
 DATA = option(None, "--data DIR", "Folder with the four MNIST files, instead of a download.", file_okay=False)
@@ -70,8 +71,8 @@ class Options(Choices):
     bundle: Annotated[Path | None, option(SOURCES, "--bundle FILE", "Install from this file of `provision bundle`; no host needs a "
                                            "network.", dir_okay=False)] = None
     check: Annotated[bool, option(None, "--check", "Change nothing; show what would change.")] = False
-    full: Annotated[bool, option(None, "--full", "Run every step, even where the survey shows that nothing has to change.")] = False
-    first_step: Annotated[str | None, option(None, "--from STEP", "Skip the steps before this one, e.g. `engine`.")] = None
+    full: Annotated[bool, option(ADVANCED, "--full", "Run every step, even where the survey shows that nothing has to change.")] = False
+    first_step: Annotated[str | None, option(ADVANCED, "--from STEP", "Skip the steps before this one, e.g. `engine`.")] = None
     smoke: SmokeOptions | None = field(default_factory=SmokeOptions)
 # fmt: on
 

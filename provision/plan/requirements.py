@@ -10,6 +10,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from pydantic.json_schema import SkipJsonSchema
 
+from provision.base.panels import ADVANCED, OF_UP, FoldedPanel
 from provision.catalog import OURS, Catalog
 
 DEFAULT_PREFIX = "/opt/provision"
@@ -19,7 +20,7 @@ NcclSource = Literal["auto", "wheel", "repository", "local", "source"]
 OpenMpiSource = Literal["auto", "wheel", "distribution", "source"]
 
 
-WHAT = "What is installed"  # a panel of the help
+WHAT = FoldedPanel("What is installed", OF_UP, home="up")
 
 
 def option(panel: str | None, spelled: str, help: str, **checks: Any) -> object:
@@ -52,9 +53,9 @@ class Choices:
     nccl_version: str | None = None
     openmpi: OpenMpiSource = "auto"
     openmpi_version: str | None = None
-    allow_downgrade: Annotated[bool, option(WHAT, "--allow-downgrade", "Replace a newer NCCL package or driver of a host by the older one "
-                                            "of the plan; without it, `up` asks for NCCL, and refuses for a driver.")] = False
-    allow_bad: Annotated[bool, option(WHAT, "--allow-bad", "Accept a requested version even if it is known to be bad; later runs "
+    allow_downgrade: Annotated[bool, option(ADVANCED, "--allow-downgrade", "Replace a newer NCCL package or driver of a host by the older "
+                                            "one of the plan; without it, `up` asks for NCCL, and refuses for a driver.")] = False
+    allow_bad: Annotated[bool, option(ADVANCED, "--allow-bad", "Accept a requested version even if it is known to be bad; later runs "
                                       "keep it.")] = False
     driver: Annotated[str | None, option(WHAT, "--driver auto|BRANCH", "Also install NVIDIA's driver, e.g. 580, on hosts with GPUs, which "
                                          "are rebooted one after the other; without it drivers stay.")] = None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from provision.base.problems import Problem
 from provision.base.terminal import Console, table
-from provision.base.text import joined, shortened
+from provision.base.text import counted, joined, shortened
 from provision.plan.model import (
     COMPONENTS,
     Component,
@@ -94,7 +94,7 @@ def show(plan: Plan, console: Console, *, why: bool = False) -> None:
 def title(plan: Plan) -> str:
     """``Plan for 2 hosts in /opt/provision``"""
     count, prefixes = len(plan.hosts), joined(list(dict.fromkeys(host.prefix for host in plan.hosts.values())))
-    return f"Plan for {count} host{'s' * (count != 1)} in {prefixes}"
+    return f"Plan for {counted(count, 'host')} in {prefixes}"
 
 
 def _left_out(count: int, one: str, several: str, *, why: bool) -> list[str]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from provision.base.terminal import Console, Live, RenderableType, Table, err, live, neutral, styled
-from provision.base.text import about, clock, duration, joined
+from provision.base.text import about, clock, counted, duration, joined
 from provision.remote.ansible import Event, headline
 from provision.remote.stage import Series, Stage, waits
 from provision.remote.stage_view import TrainingProgress, series_view, stage_view, training_view
@@ -54,7 +54,7 @@ class Progress:
         self.close()
         self._stage = Stage.of(title, hosts, time.monotonic(), steps)
         self._epoch = 0
-        heading = f"== {title}" + (f" ({len(hosts)} host{'s' * (len(hosts) != 1)})" if hosts else "")
+        heading = f"== {title}" + (f" ({counted(len(hosts), 'host')})" if hosts else "")
         if self._series is not None:
             now = time.monotonic()
             self._series.next_part(now)
@@ -149,7 +149,7 @@ class Progress:
         now = time.monotonic()
         hosts = self._stage.hosts.values() if self._stage is not None and now >= self._speaks else ()
         if running := [host.name for host in hosts if host.state == "running"]:
-            self.line(f"waiting for {joined(running)}: {self._task} ({clock(now - self._heard)})")
+            self.line(f"waiting for {joined(running)}: {self._task} ({duration(int(now - self._heard))})")
             self._speaks = now + max(_WAITS_S, now - self._heard)
 
     def _close_step(self, event: Event, now: float) -> None:
@@ -160,7 +160,7 @@ class Progress:
             self._over(event.host, step, now - began)
 
     def _over(self, host: str, step: str, seconds: float) -> None:
-        self.line(f"{host}: {step}: changed ({clock(seconds)})")
+        self.line(f"{host}: {step}: changed ({duration(int(seconds))})")
 
     def _is_shown(self, event: Event) -> bool:
         return event.kind in ("tolerated", "failed", "unreachable") or bool(waits(event) or event.report)
@@ -207,15 +207,15 @@ class LiveProgress(Progress):
 
     def stage(self, title: str, hosts: Sequence[str] = (), *, steps: Sequence[str] = ()) -> None:
         super().stage(title, hosts, steps=steps)
-        if hosts or self._series is not None:
-            self._show()
+        self._show()
 
     def _begin(self, heading: str) -> None:
         if self._stage is not None and not self._stage.hosts and self._series is None:
             self._console.print(styled(heading.removeprefix("== "), "bold"))
 
     def _series_over(self, series: Series) -> None:
-        self._console.print(styled(f"{series.title}  {series.count} of {series.count}  {clock(time.monotonic() - series.began)}", "dim"))
+        took = duration(int(time.monotonic() - series.began))
+        self._console.print(styled(f"{series.title}  {series.count} of {series.count}  {took}", "dim"))
 
     def plan(self, title: str, entries: Sequence[tuple[str, str]], command: tuple[str, str]) -> None:
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -229,6 +229,20 @@ class LiveProgress(Progress):
         self._console.print(table)
         topic, text = command
         self._console.print(styled(f"{topic:{width}}  ", "dim") + styled(text), soft_wrap=True)
+
+    def output(self, tag: str, text: str, style: str) -> None:
+        self._hide()
+        super().output(tag, text, style)
+
+    def errors(self, tag: str, text: str, style: str) -> None:
+        self._hide()
+        super().errors(tag, text, style)
+
+    def _hide(self) -> None:
+        """End the view before a program's first line, which may not be a whole one, or go elsewhere."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     def _over(self, host: str, step: str, seconds: float) -> None:
         """The table shows it."""
@@ -256,8 +270,7 @@ class LiveProgress(Progress):
 
     def close(self) -> None:
         if self._live is not None:
-            self._live.stop()
-            self._live = None
+            self._hide()
             if self._training is not None or (self._stage is not None and self._stage.hosts):
                 self._console.print(self._left_behind(), soft_wrap=True)
         self._training, self._doing = None, ""
@@ -279,17 +292,19 @@ class LiveProgress(Progress):
                 return series_view(self._series, self._stage.title, now, width)
             if self._training is not None:
                 return training_view("training", self._training, now - self._stage.began, width)
+            if not self._stage.hosts:
+                return styled(clock(now - self._stage.began), "dim")
             return stage_view(self._stage, now, width, height)
 
     def _left_behind(self) -> RenderableType:
         stage = self._stage
         if stage is None:
             return ""
-        seconds = clock(time.monotonic() - stage.began)
+        seconds = duration(int(time.monotonic() - stage.began))
         if self._training is not None:
             return styled(f"{self._training}  {seconds}", "dim")
         count = len(stage.hosts)
-        parts = [f"{stage.title}  {count} host{'s' * (count != 1)}  {seconds}"]
+        parts = [f"{stage.title}  {counted(count, 'host')}  {seconds}"]
         if stage.changed:
             parts.append(f"{len(stage.changed)} changed")
         if stage.failed:

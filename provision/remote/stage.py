@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from provision.base.text import joined
 from provision.remote.ansible import Event, headline
 
 State = Literal["failed", "unreachable", "waiting", "running", "idle", "starting", "done"]
@@ -138,11 +139,13 @@ class Stage:
         for host in self.hosts.values():
             key = (self._state(host, now), host.step, host.remark) if len(self.hosts) >= fold_from else host.name
             alike.setdefault(key, []).append(host)
-        rows = [self._row(group, now) for group in alike.values()]
+        running = [host.name for host in self.hosts.values() if host.state in ("running", "waiting")]
+        rows = [self._row(group, now, running) for group in alike.values()]
         return sorted(rows, key=lambda row: (_WORST.index(row.state), row.number, -row.seconds))
 
-    def _row(self, group: Sequence[HostState], now: float) -> Row:
+    def _row(self, group: Sequence[HostState], now: float, running: Sequence[str]) -> Row:
         first = group[0]
+        others = f"waits for {joined(running)}" if self.steps and running and self._state(first, now) == "idle" else ""
         return Row(
             hosts=tuple(host.name for host in group),
             state=self._state(first, now),
@@ -150,7 +153,7 @@ class Stage:
             number=first.number,
             part=min(map(self._part, group)),
             seconds=max((now if self._goes_on(host, now) else host.at) - host.began for host in group),
-            remark=first.remark,
+            remark=first.remark or others,
         )
 
     def _state(self, host: HostState, now: float) -> State:

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from provision.base.terminal import Group, ProgressBar, RenderableType, Table, clipped, styled, wrapped
-from provision.base.text import about, clock, folded, joined
+from provision.base.text import about, clock, counted, folded, joined
 from provision.remote.stage import Row, Series, Stage
 
 _STYLE = {"failed": "bold red", "unreachable": "bold red", "waiting": "yellow", "running": "cyan", "done": "green"}
@@ -126,4 +126,4 @@ def _bar(part: float, width: int) -> ProgressBar:
 
 
 def _hosts(count: int) -> str:
-    return f"{count} host{'s' * (count != 1)}"
+    return counted(count, "host")

@@ -9,15 +9,16 @@ from dataclasses import replace
 from importlib import metadata
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, computed_field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, ValidationError, computed_field
 
 from provision import __version__
 from provision.base.documents import Document
 from provision.base.problems import Problem
 from provision.base.terminal import Console, styled, table
-from provision.base.text import duration, folded, shortened
+from provision.base.text import counted, duration, folded, shortened
 from provision.install.removal import HostRemoval
 from provision.inventory import last_run
+from provision.launch.smoke.evaluation import TrainingReport
 
 State = Literal["ready", "installed", "unchanged", "would change", "failed", "unreachable", "blocked", "not finished"]
 Prospect = Literal["will change", "will not change", "cannot know yet"]
@@ -26,6 +27,7 @@ _VERSIONS = ("Open MPI", "cmake", "Python", "PyTorch", "NCCL", "engine")  # colu
 _Problem = Annotated[Problem, PlainSerializer(Problem.as_dict, return_type=dict[str, str | None])]
 _MAX_PROBLEMS = 20  # of preflight that are shown
 _MAX_NAMES = 60  # characters of hosts' names at a problem
+OPEN_PAGE = "provision runs report --open"
 ERROR_LINES = 12  # of the real error, at the end of the run
 
 
@@ -133,7 +135,9 @@ class Report(_Document):
 
 
 def show(report: Report, console: Console, following: Sequence[str] = ()) -> None:
-    """Print the closing table, the training job's result, the failures, the verdict and the commands that follow."""
+    """Print the verdict, the closing table, the training job's result, the failures and the commands that follow."""
+    verdict = f"{report.verdict}: {counted(len(report.hosts), 'host')}, {_accuracy(report)}{duration(report.seconds)}"
+    console.say(verdict, "bold green" if report.ok else "bold red")
     listed, everywhere = _fitting(list(rows(report.hosts)), console.width)
     console.print(table(listed, _STYLE))
     if everywhere:
@@ -153,10 +157,17 @@ def show(report: Report, console: Console, following: Sequence[str] = ()) -> Non
             console.say(f"    {line}")
         if failure.hint:
             console.say(f"  → {failure.hint}", "bold")
-    where = styled(f" in {duration(report.seconds)}; everything about this run: {report.folder}")
-    console.print(styled(report.verdict, "bold green" if report.ok else "bold red") + where, soft_wrap=True)
+    console.print(styled(f"everything about this run: {report.folder}", "dim"), soft_wrap=True)
     for number, command in enumerate(following):
         console.say(f"{'      ' if number else 'Next: '}{command}")
+
+
+def _accuracy(report: Report) -> str:
+    """``95.21 %, ``; empty where no training job has reported it."""
+    try:
+        return f"{TrainingReport.model_validate(report.smoke).epochs[-1].test_accuracy_percent:.2f} %, "
+    except (ValidationError, IndexError):
+        return ""
 
 
 def commands_after(report: Report, hosts: str, typed: Sequence[str], *, limit: str | None = None, check: bool = False) -> list[str]:
@@ -177,12 +188,12 @@ def commands_after(report: Report, hosts: str, typed: Sequence[str], *, limit: s
         return [f"{shlex.join(['provision', 'doctor', *where])}  (looks for known causes)", f"{shlex.join(again)}  (once they are fixed)"]
     if check:
         without = ["provision", *(word for word in typed if word != "--check")]
-        return ["provision report --open  (this run as a page, with the reasons for each version)", f"{shlex.join(without)}  (does it)"]
+        return [f"{OPEN_PAGE}  (this run as a page, with the reasons for each version)", f"{shlex.join(without)}  (does it)"]
     np = ["-np", str(report.np)] if report.np else []
     run = f"{shlex.join(['provision', 'run', *where, *np, 'train.py'])}  (your own program)"
     if not report.smoke:
         return [f"{shlex.join(['provision', 'smoke', *where])}  (the training job)", run]
-    return [run, "provision report --open  (this run as a page)"]
+    return [run, f"{OPEN_PAGE}  (this run as a page)"]
 
 
 def _has_failed_hosts(report: Report) -> bool:

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from provision.base import downloads, pages
-from provision.base.text import joined
+from provision.base.text import counted, joined
 from provision.catalog import OURS
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import UNKNOWN, Finding
-from provision.launch import rank_output
+from provision.launch import rank_output, stall_watch
 from provision.remote import timeline
 from provision.remote.session import RECORD, Record
 from provision.report import drawings, runs, training, versions
-from provision.report.model import HostReport, Report
+from provision.report.model import OPEN_PAGE, HostReport, Report, commands_after
 from provision.report.runs import Run
 from provision.survey import Facts
 from provision.survey.document import FactsFile
@@ -39,6 +39,7 @@ _FILES = {
     "progress.log": "every task as it ended",
     "smoke.log": "output of the training job",
     "run.log": "output of the program",
+    "stalls.json": "when its job stood still, and which ranks were late",
     "site/artifacts/ansible/stdout": "Ansible's output of the installation",
     "survey/artifacts/ansible/stdout": "Ansible's output of the survey",
 }
@@ -59,6 +60,7 @@ def render(run: Run) -> str:
     facts = _facts(run.folder)
     steps = timeline.read(run.folder)
     smoke = training.read(report)
+    watched = runs.load(run.folder / stall_watch.RECORD, stall_watch.Stalls)
     bad = run.verdict in runs.BAD
     log = next((run.folder / name for name in ("smoke.log", "run.log") if (run.folder / name).is_file()), None)
     return pages.template("provision.report").render(
@@ -77,12 +79,14 @@ def render(run: Run) -> str:
         notes=report.notes[:_MAX_NOTES] if report else [],
         # The rest of it is in the section about the training, where there is one.
         summary=(report.smoke_summary or "").splitlines()[: 1 if smoke else None] if report else [],
+        stragglers=watched.stragglers if watched else [],
         training=smoke,
         charts=training.curves(smoke) if smoke else [],
         speeds=training.speeds(smoke) if smoke else [],
         hosts=_host_rows(report.hosts) if report else [],
         versions=list(versions.groups(plan, report, facts)),
         knowledge=plan.knowledge if plan else None,
+        following=_following(report) if report else [],
         gantt=drawings.gantt(steps.steps, [line.host for line in report.hosts] if report else ()) if steps else None,
         files=[(name, what) for name, what in _FILES.items() if (run.folder / name).is_file()],
         drawings=drawings,
@@ -135,10 +139,19 @@ def _headline(run: Run, report: Report | None) -> str:
         return "the training job does not count as passed" if report.smoke else "the training job failed"
     if _is_dry(report):
         would = sum(line.state == "would change" for line in report.hosts)
-        return f"nothing was changed; {would} of {count} host{'s' * (count != 1)} would change"
+        return f"nothing was changed; {would} of {counted(count, 'host')} would change"
     return f"{hosts} {'have' if count > 1 else 'has'} what was planned, and " + (
         "the training job passed on " + ("them" if count > 1 else "it") if report.smoke else "no training job was run"
     )
+
+
+def _following(report: Report) -> list[str]:
+    """The commands that follow, as the terminal has them; not the run's own again, whose options are not known."""
+    hosts = report.inventory
+    if not hosts or _is_dry(report):
+        return []
+    found = commands_after(report, hosts, [])
+    return [command for command in found if not command.startswith(OPEN_PAGE)] if report.ok else found[:1]
 
 
 def _is_dry(report: Report | None) -> bool:

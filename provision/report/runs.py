@@ -127,10 +127,10 @@ def load(path: Path, model: type[_Model]) -> _Model | None:
     return None
 
 
-def stalled_since(run: str) -> datetime | None:
-    """Since when the job of a run of this machine has stalled; None where it goes on, or the run, which may be any text, is not of here."""
+def stalls(run: str) -> stall_watch.Stalls:
+    """The stalls and stragglers of the job of a run of this machine; none where the run, which may be any text, is not of here."""
     found = load(paths.runs() / run / stall_watch.RECORD, stall_watch.Stalls) if RUN_ID.fullmatch(run) else None
-    return found.stalls[-1].since if found and found.stalls and found.stalls[-1].seconds is None else None
+    return found or stall_watch.Stalls()
 
 
 def _verdict(folder: Path, record: Record | None, report: Report | None, *, has_report: bool) -> Verdict:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from provision.base.text import counted
 from provision.bench import charts
 from provision.bench.charts import Axes, Chart, Series
 from provision.bench.results import Figure
@@ -54,7 +55,7 @@ def curves(training: TrainingReport) -> list[Chart]:
 
 
 def speeds(training: TrainingReport) -> list[_Speed]:
-    found = [(f"{training.np} rank{'s' * (training.np != 1)} together", training.images_per_second, "")]
+    found = [(f"{counted(training.np, 'rank')} together", training.images_per_second, "")]
     if silent := training.without_communication_images_per_second:
         found.append(("the same ranks at the same time, not communicating", silent, evaluation.left_by_communication(training) or ""))
     if training.np > 1 and (one := training.one_rank_images_per_second):

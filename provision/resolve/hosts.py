@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 
 from provision.base.text import joined
 from provision.catalog import Catalog
-from provision.plan.requirements import HostRequirements, Requirements
+from provision.plan.requirements import HOME_PREFIX, HostRequirements, Requirements
 from provision.resolve import driver
 from provision.resolve.host_classes import HostClasses, with_newest_driver
 from provision.resolve.remedies import (
@@ -24,7 +23,7 @@ from provision.resolve.remedies import (
     newer_drivers,
     older_driver,
 )
-from provision.survey import Facts
+from provision.survey import Facts, why_no_root
 from provision.survey.preflight import OWN_DISK_PREFIX, SHARED_FILE_SYSTEMS
 
 
@@ -69,23 +68,29 @@ def conflicts(host_classes: HostClasses, catalog: Catalog, driver_offer: str | N
 
 
 def prefix_conflict(facts: Mapping[str, Facts], requirements: Mapping[str, HostRequirements]) -> dict[Hashable, Conflict]:
-    """Hosts with different prefixes."""
+    """Hosts with different prefixes. Of as many hosts with root as without, those without are the exception."""
     hosts: dict[str, list[str]] = {}
     for name in sorted(facts):
         hosts.setdefault(requirements[name].prefix, []).append(name)
     if len(hosts) <= 1:
         return {}
-    counted = Counter({prefix: len(names) for prefix, names in hosts.items()})
-    usual = min(counted, key=lambda prefix: (-counted[prefix], prefix))
+    rootless = [name for name in sorted(facts) if not facts[name].user.can_become]
+    usual = min(hosts, key=lambda prefix: (-len(hosts[prefix]), hosts[prefix][0] in rootless, prefix))
     others = sorted(name for prefix, names in hosts.items() if prefix != usual for name in names)
     listed = ", ".join(f"{prefix} on {joined(hosts[prefix])}" for prefix in sorted(hosts))
-    without_root = next((name for name in sorted(facts) if not facts[name].user.can_become), None)
-    same, why = (requirements[without_root].prefix, " that those without root can write") if without_root else (usual, "")
-    if without_root and facts[without_root].disk.prefix.filesystem in SHARED_FILE_SYSTEMS:
-        same = OWN_DISK_PREFIX
-    text = f"give all hosts one prefix{why}: below [all:vars] in the inventory, provision_prefix={same}"
-    proposals = (change_requirements(text), exclude(others))
-    return {"the prefix": Conflict("prefix", others[0], f"mpirun needs the same prefix on every host, not {listed}", proposals)}
+    what = f"mpirun needs the same prefix on every host, not {listed}"
+    same, why, proposals = usual, "", []
+    if rootless:
+        first = facts[rootless[0]]
+        same, why = requirements[rootless[0]].prefix, " that those without root can write"
+        if first.disk.prefix.filesystem in SHARED_FILE_SYSTEMS:
+            same = OWN_DISK_PREFIX
+        what += f"; {joined(rootless)}: {why_no_root(first)}"
+    denied = [name for name in rootless if requirements[name].prefix == f"{facts[name].user.home}/{HOME_PREFIX}"]  # none was requested
+    if 0 < len(denied) == len(rootless) < len(facts) and all(facts[name].user.sudo in ("none", "password") for name in denied):
+        proposals.append(change_requirements(f"let {facts[denied[0]].user.name or 'the user'} use sudo on {joined(denied)}"))
+    proposals.append(change_requirements(f"give all hosts one prefix{why}: below [all:vars] in the inventory, provision_prefix={same}"))
+    return {"the prefix": Conflict("prefix", rootless[0] if rootless else others[0], what, (*proposals, exclude(others)))}
 
 
 def horovod_conflicts(

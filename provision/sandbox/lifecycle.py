@@ -14,6 +14,7 @@ from pathlib import Path
 
 from provision.base import process_locks, signals, terminal
 from provision.base.errors import ProvisionError, UsageError
+from provision.base.text import counted
 from provision.sandbox import debootstrap, names, namespaces
 from provision.sandbox.containers import container_engine, controller_settings, ssh_keys
 from provision.sandbox.docker_engine import DockerEngine
@@ -63,8 +64,11 @@ def up(
     with _locked(name), _engine(f"making sandbox {name}", _engine_of(name, engine)) as runs:
         if base is None and runs.name == "namespaces" and debootstrap.missing():
             base_of = [namespaces.THIS_MACHINE] * count
-        if names.folder(name).exists() or runs.has(name):
+        if runs.hosts(name):
             return _existing(runs, name, base_of, sudo, slots, say)
+        if names.folder(name).exists() or runs.has(name):  # the lock says that no process is making it
+            say("removing what an earlier run left")
+            _remove(runs, name, lambda _line: None)
         try:
             return _make(runs, name, base_of, sudo, slots, say)
         except BaseException:
@@ -147,7 +151,7 @@ def simulate(name: str, wanted: Simulation, say: Say = terminal.say) -> None:
         hosts = runs.hosts(name)
         if not hosts or not all(host.state == "running" for host in hosts):
             raise UsageError(f"sandbox '{name}' does not run", hint=f"Start it: `{names.command('up', name)} --gpus h100:8`.")
-        say(f"simulating on {len(hosts)} host(s): {wanted.gpus}" + "".join(f", {fault}" for fault in wanted.faults))
+        say(f"simulating on {counted(len(hosts), 'host')}: {wanted.gpus}" + "".join(f", {fault}" for fault in wanted.faults))
         simulation.show(runs, name, hosts, wanted)
 
 
@@ -167,7 +171,7 @@ def _make(runs: Engine, name: str, base_of: list[str], sudo: SudoMode, slots: in
     runs.create_network(name, hosts)
 
     images = {base: runs.image(name, base, settings, say) for base in dict.fromkeys(base_of)}
-    say(f"starting {len(hosts)} host(s)")
+    say(f"starting {counted(len(hosts), 'host')}")
     started = []
     for host, base in zip(hosts, base_of, strict=True):
         labels = {names.BASE: base, names.SUDO: sudo}
@@ -175,7 +179,7 @@ def _make(runs: Engine, name: str, base_of: list[str], sudo: SudoMode, slots: in
             made = runs.start(name, host, images[base], labels, settings, lambda release: host_files(settings, release, login, hosts))
         started.append(made)
 
-    say(f"waiting for sshd on {len(hosts)} host(s)")
+    say(f"waiting for sshd on {counted(len(hosts), 'host')}")
     deadline = time.monotonic() + START_SECONDS
     keys_of = {host.name: _host_keys(runs, host, deadline) for host in started}
     sandbox = Sandbox(name, runs.hosts(name), names.folder(name), runs.name)
@@ -198,7 +202,7 @@ def _existing(runs: Engine, name: str, base_of: list[str], sudo: SudoMode, slots
         sandbox.inventory.write_text(sandbox.inventory_text(slots), encoding="utf-8")
         say(f"sandbox {name} is up already")
         return sandbox
-    found = ", ".join(f"{host.name} ({host.base}, {host.state})" for host in sandbox.hosts) or "what an earlier run left"
+    found = ", ".join(f"{host.name} ({host.base}, {host.state})" for host in sandbox.hosts)
     raise ProvisionError(f"There is another sandbox '{name}': {found}.", hint=_other_hint(name))
 
 

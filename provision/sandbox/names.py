@@ -10,6 +10,7 @@ from pathlib import Path
 
 from provision.base import paths
 from provision.base.errors import UsageError
+from provision.base.text import counted
 from provision.sandbox.containers import image_names
 
 USER = "trainer"
@@ -51,7 +52,7 @@ def base_images(count: int, base: str | Sequence[str] | None) -> list[str]:
         raise UsageError(f"A sandbox needs at least one host, not {count}.", hint="Say how many: -n 2")
     requested = [base] if isinstance(base, str) else list(base or [DEFAULT_BASE])
     if len(requested) > count:
-        raise UsageError(f"{len(requested)} bases for {count} host(s).", hint=f"Start as many hosts: -n {len(requested)}")
+        raise UsageError(f"{len(requested)} bases for {counted(count, 'host')}", hint=f"Start as many hosts: -n {len(requested)}")
     checked = [image_names.checked(one) for one in requested]
     return [checked[i % len(checked)] for i in range(count)]
 

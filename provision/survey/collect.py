@@ -41,6 +41,7 @@ from provision.survey import (
 #: The variables that may have the sudo password in an inventory, in Ansible's order.
 PASSWORD_VARIABLES = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
 _SSH_ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
+_ANSIBLES = r"^(?:Task failed: )?(?:Failed to connect to the host via ssh: )?(?:ssh: )?"  # what Ansible has before ssh's words
 _BEHIND_A_PROXY = "UNKNOWN port 65535"  # how ssh calls the other end of ProxyJump and ProxyCommand
 _JUMP_FAILURE = re.compile(  # bounded: a host may print anything
     r"connect to host (\S{1,255}) port \d+: ([^\r\n]+)|Could not resolve hostname ([^\s:]{1,255}): ([^\r\n]+)"
@@ -200,7 +201,7 @@ def connection_problem(host: Host, message: str, catalog: Catalog) -> Problem:
         return problem
     names = {"host": host.name, "address": host.address, "user": host.user or "your user"}
     names["key"] = host.key_file or "that ssh is set up for"
-    last = message.strip().splitlines()[-1] if message.strip() else ""
+    last = re.sub(_ANSIBLES, "", message.strip().splitlines()[-1]) if message.strip() else ""
     known = (each for each in catalog.connection().messages if re.search(each.match, message))
     what, hint = next(
         ((f"{each.what.format(**names)} ({last})", each.hint.format(**names)) for each in known),

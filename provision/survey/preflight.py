@@ -62,7 +62,8 @@ def host_problems(
         *_disk_space(facts, needed_mb, prefix),
         *_packages(facts),
     )
-    return [replace(problem, host=name) for problem in found]
+    has_error = any(problem.id == "needs-root" for problem in found)  # it names the missing root, as the warning does
+    return [replace(problem, host=name) for problem in found if not (has_error and problem.id == "no-root")]
 
 
 def lasting_problems(name: str, facts: Facts, catalog: Catalog, *, needed_mb: int, prefix: str, has_engine: bool) -> list[Problem]:
@@ -151,12 +152,12 @@ def _privileges(facts: Facts, prefix: str, become_password: bool) -> Iterator[Pr
     password, who = user.sudo == "password", user.name or "the user"
     if user.can_become:
         if password and not become_password:
-            hint = "add --ask-become-pass, or install without root: provision_sudo=no in the inventory"
+            hint = "add --ask-become-pass; or install all hosts without root: provision_sudo=no below [all:vars] in the inventory"
             yield Problem("error", f"sudo asks {who} for a password", hint, id="sudo-password")
         return
     why = why_no_root(facts)
     if password:
-        yield Problem("warning", why, "if the user may use sudo: --ask-become-pass", id="no-root")
+        yield Problem("warning", f"{why}: installed without root", f"if {who} may use sudo: --ask-become-pass", id="no-root")
     if facts.disk.prefix.writable is False and facts.disk.prefix.path in (None, prefix):
         hint = f"ask an administrator to create it: install -d -o {user.name or 'USER'} {prefix}; or choose another with provision_prefix"
         yield Problem("error", f"{why}, and only root can create or write {prefix}", hint, id="needs-root")
@@ -181,7 +182,7 @@ def _missing_programs(facts: Facts, has_engine: bool, catalog: Catalog) -> Itera
         if install := {"debian": "apt-get install", "rhel": "dnf install"}.get(facts.os.family):
             root = f"let {facts.user.name or 'the user'} use sudo, log in as root (ansible_user=root)"
             root += ", or give the sudo password: --ask-become-pass" if facts.user.sudo == "password" else ""
-            hint = f"ask an administrator to run there: {install} {' '.join(missing)}; or {root}"
+            hint = f"{root}; or ask an administrator to run there: {install} {' '.join(missing)}"
         hint += "; or give a wheel of the engine that fits its glibc, which needs no compiler: --wheels DIR" if lacks_compiler else ""
         what = f"{why_no_root(facts)}, and packages that only root can install are missing: {', '.join(missing)}"
         yield Problem("error", what, hint, id="needs-root")
@@ -202,11 +203,9 @@ def why_no_root(facts: Facts) -> str:
         return "provision_sudo=no"
     if user.sudo == "unmanaged":
         return f"packages of {_name(facts.os)} are not managed"
-    if user.sudo == "password":
-        return f"{user.sudo_says or 'sudo asks for a password'}: installed without root"
     if user.sudo_installed is False:
         return f"there is no sudo and {who} is not root"
-    return f"{who} may not use sudo" + (f" ({user.sudo_says})" if user.sudo_says else "")
+    return f"{who} may not use sudo" + (f": {user.sudo_says.removeprefix('sudo: ')}" if user.sudo_says else "")
 
 
 def _disk_space(facts: Facts, needed_mb: int, prefix: str) -> Iterator[Problem]:

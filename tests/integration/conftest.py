@@ -19,6 +19,7 @@ import ready
 from hosts import ENGINE_S, good, provision
 
 from provision import sandbox as sandboxes
+from provision.base import paths, process_locks
 from provision.sandbox import EngineName, Sandbox, SandboxHost, SudoMode, names, namespaces
 
 #: The sandboxes of one test process: ``it<pid>-<what>``.
@@ -170,9 +171,11 @@ def ssh() -> Ssh:
 
 
 def _remove_orphans(client: docker.DockerClient) -> None:
-    abandoned = {one.name for one in sandboxes.every() if one.engine == "namespaces"}
-    labels = [one.attrs.get("Labels") or {} for one in client.networks.list(filters={"label": names.LABEL})]
-    for name in abandoned | {label[names.LABEL] for label in labels}:
-        match = re.match(r"it(\d+)-", name)
-        if match and not Path(f"/proc/{match.group(1)}").exists():
-            sandboxes.down(name, say=lambda _line: None)
+    """One test process at a time: what another is removing is gone when this one looks."""
+    with process_locks.acquired(paths.cache() / "locks/orphans.lock", ENGINE_S):
+        abandoned = {one.name for one in sandboxes.every() if one.engine == "namespaces"}
+        labels = [one.attrs.get("Labels") or {} for one in client.networks.list(filters={"label": names.LABEL})]
+        for name in abandoned | {label[names.LABEL] for label in labels}:
+            match = re.match(r"it(\d+)-", name)
+            if match and not Path(f"/proc/{match.group(1)}").exists():
+                sandboxes.down(name, say=lambda _line: None)

@@ -24,10 +24,10 @@ for step in range(100000):
 
 
 @contextlib.contextmanager
-def at_work(cluster: Sandbox, work: Path, launcher: str = "own") -> Iterator[Running]:
+def at_work(cluster: Sandbox, work: Path, launcher: str = "own", *options: str) -> Iterator[Running]:
     """A job on all hosts, all four ranks in the middle of it."""
     (work / "waits.py").write_text(WAITS)
-    with running("run", "--launcher", launcher, "--hosts", str(cluster.inventory), "python", "waits.py") as run:
+    with running("run", "--launcher", launcher, *options, "--hosts", str(cluster.inventory), "python", "waits.py") as run:
         for _ in range(4):
             run.wait_for("is at work")
         yield run

@@ -6,6 +6,7 @@ Simulated is what no test machine has: the devices, the driver's library (``nvml
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -125,12 +126,27 @@ def test_an_archive_without_nvidia_smi_is_an_error_that_names_it(gpu_hosts, ssh)
 
 
 @pytest.mark.slow
+def test_mig_instances_are_listed_surveyed_and_planned_as_one_rank(gpu_hosts, ssh):
+    show(gpu_hosts, Gpus.requested("h100:2"), HostFault("mig-instances", "node1"))
+    listed = good(ssh(gpu_hosts, gpu_hosts.hosts[0], "nvidia-smi -L")).stdout
+    assert len(set(re.findall(r"MIG 1g\.10gb +Device +\d: \(UUID: (MIG-[0-9a-f-]{36})\)", listed))) == 7, listed
+    facts, _health = looked_at(gpu_hosts, gpu_hosts.hosts[0], ssh, resources.inline_command("survey"))
+    assert [(gpu.mig, gpu.mig_instances) for gpu in facts.gpus] == [("Enabled", 7), ("Disabled", 0)]
+    (found,) = findings(gpu_hosts, ssh)["node1"]
+    assert (found.id, "1 of 2 GPUs, with 7 instances" in found.observed) == ("mig-enabled", True)
+    planned = report(good(provision("plan", str(gpu_hosts.inventory), "--json")))
+    assert any("MIG mode on" in note and "one rank" in note for note in planned["notes"]), planned["notes"]
+
+
+@pytest.mark.slow
 def test_amd_hosts_get_a_plan_and_one_whose_user_may_not_use_its_gpus_the_reason(gpu_hosts):
     show(gpu_hosts, Gpus.requested("mi300x:2"))
     planned = report(good(provision("plan", str(gpu_hosts.inventory), "--json")))
     assert {name: "+rocm" in host["torch"]["version"] for name, host in planned["hosts"].items()} == dict.fromkeys(
         ("node1", "node2", "node3"), True
     )
+    scan = json.loads(root(gpu_hosts.hosts[0], resources.inline_command("gpu_code.py")).splitlines()[-1])
+    assert scan["gpus"] == [{"name": "AMD GPU", "architecture": "gfx942"}] * 2
     root(gpu_hosts.hosts[1], "chmod 600 /dev/kfd")
     try:
         refused = provision("plan", str(gpu_hosts.inventory))

@@ -56,7 +56,7 @@ def test_a_second_run_changes_nothing_and_says_the_same(one):
     sandbox, _before = one
     done = good(provision("up", str(sandbox.inventory), *BUILD))
     assert "up to date; nothing to do" in done.stderr
-    assert f"{VERDICT} in " in done.stdout + done.stderr
+    assert f"{VERDICT}: 1 host, " in done.stdout + done.stderr
 
 
 def test_the_libraries_have_code_for_every_gpu_of_a_profile_but_volta(one):
@@ -69,7 +69,7 @@ def test_the_libraries_have_code_for_every_gpu_of_a_profile_but_volta(one):
     assert {"libtorch_cuda.so", "libnccl.so.2", "libcublasLt.so.13"} <= {Path(each.path).name for each in libraries}
     for name, profile in model.profiles().profiles.items():
         if profile.vendor == "nvidia":
-            gpu = Gpu(name=profile.name, compute_capability=profile.capability)
+            gpu = Gpu(name=profile.name, architecture=profile.capability)
             lost = {Path(each.what.split()[0]).name for each in missing_code("a", Scan(gpus=[gpu], libraries=libraries, complete=True))}
             assert ("libtorch_cuda.so" in lost) if name == "v100" else not lost, (name, lost)
 

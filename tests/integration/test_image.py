@@ -33,6 +33,7 @@ from remote_engines import engine_of_its_own
 from provision import inventory as inventories
 from provision.base.errors import ProvisionError
 from provision.cli import main
+from provision.export import pools, render
 from provision.image import containers, local_images, trial_containers, verification
 from provision.image.containers import LABEL, NAME, PORTS
 from provision.remote.progress import Progress
@@ -406,9 +407,9 @@ def test_hosts_pull_what_a_registry_has_by_its_digest(engine: docker.DockerClien
 
 @pytest.mark.slow
 def test_the_pods_of_the_job_for_kubernetes_run_it_together(engine: docker.DockerClient, image: str, tmp_path: Path) -> None:
-    """Those of examples/mpijob.yaml, without Kubernetes: the key pair as the operator mounts its secret, its hostfile, its names."""
-    example = (Path(__file__).parents[2] / "examples/mpijob.yaml").read_text(encoding="utf-8")
-    replicas = yaml.safe_load(example)["spec"]["mpiReplicaSpecs"]
+    """Those of an export, without Kubernetes: the key pair as the operator mounts its secret, its hostfile, its names."""
+    pool = pools.Pool("image", {}, ("engine",), gpus=False, image=f"mine@sha256:{'0' * 64}")
+    replicas = yaml.safe_load(render.files("kubernetes", [pool])["mpijob.yaml"].content)["spec"]["mpiReplicaSpecs"]
     secret = tmp_path / "secret"
     secret.mkdir()
     subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f", str(secret / "id_rsa")], check=True)

@@ -37,7 +37,7 @@ def pairs_at_work(cluster: Sandbox, work: Path, count: int) -> Iterator[dict[tup
     with contextlib.ExitStack() as stack:
         runs = {}
         for launcher, number in itertools.product(("mpi", "own"), range(count)):
-            words = ("run", "--launcher", launcher, "--hosts", str(cluster.inventory), "-H", "node1:1,node2:1")
+            words = ("run", "--oversubscribe", "--launcher", launcher, "--hosts", str(cluster.inventory), "-H", "node1:1,node2:1")
             runs[launcher, number] = stack.enter_context(running(*words, "python", "waits.py", f"{launcher}{number}"))
         for run in runs.values():
             for _ in range(2):
@@ -106,10 +106,11 @@ def test_host_that_goes_down_is_named_and_an_elastic_job_continues(cluster, work
     (work / "elastic.py").write_text(ELASTIC)
     two = cluster.hosts[1]
     elastic_job = running("run", "-np", "4", "--min-np", "2", "--hosts", str(cluster.inventory), "python", "elastic.py")
-    with at_work(cluster, work) as run, elastic_job as elastic:
+    with elastic_job as elastic:
         begun = elastic.wait_for("rank 0 of 4 did step")
-        container(two).kill()
-        ended = run.finish(timeout=60)
+        with at_work(cluster, work, "own", "--oversubscribe") as run:
+            container(two).kill()
+            ended = run.finish(timeout=60)
         gone_on = good(elastic.finish(timeout=120))
     container(two).start()
     wait_until(lambda: provision("survey", str(cluster.inventory)).returncode == 0)
@@ -161,7 +162,7 @@ def test_cut_network_ends_only_the_job_with_a_short_timeout(cluster, work):
     (work / "endures.py").write_text(ENDURES)
     (work / "waits.py").write_text(WAITS)
     one, two = cluster.hosts
-    words = ("run", "--gloo", "--hosts", str(cluster.inventory))
+    words = ("run", "--gloo", "--oversubscribe", "--hosts", str(cluster.inventory))
     with (
         running(*words, "python", "endures.py", str(CUT_S + 20)) as patient,
         running(*words, "-x", "COLLECTIVE_TIMEOUT=8", "python", "waits.py") as impatient,
@@ -194,7 +195,7 @@ def checkpoints_fill_a_disk(cluster: Sandbox, work: Path) -> None:
     one, small = cluster.hosts[0], "/home/trainer/small"
     as_machine(one, "mount", f"mkdir -p {small} && mount -t tmpfs -o size=256k,mode=777 none {small}")
     try:
-        words = ("run", "--gloo", "--hosts", str(cluster.inventory), "-H", "node1:2")
+        words = ("run", "--gloo", "--oversubscribe", "--hosts", str(cluster.inventory), "-H", "node1:2")
         full = provision(*words, "python", "saves.py", small, "1000")
         assert full.returncode == 1
         last = verdict(full)

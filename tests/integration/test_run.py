@@ -52,9 +52,9 @@ def test_a_program_is_copied_and_launched(cluster, work, tmp_path, monkeypatch, 
     words = ["run", "--launcher", launcher, "--hosts", str(cluster.inventory), "-x", "WORD", "--output-filename", str(tmp_path / "kept")]
     done = good(provision(*words, "python", "train.py", "-1"))
     for rank in range(4):
-        assert f"rank {rank} sums to 4, not on a command line, /home/trainer/provision-run/work" in done.stdout
+        assert f"rank {rank} sums to 4, not on a command line, /home/trainer/provision-run/work-" in done.stdout
         assert f"rank {rank} sums to 4" in (tmp_path / f"kept/rank.{rank}/stdout").read_text()
-    assert root(cluster.hosts[1], "cd ~trainer/provision-run/work && echo *") == "neighbour.py of-rank-2.txt of-rank-3.txt train.py"
+    assert root(cluster.hosts[1], "cd ~trainer/provision-run/work-* && echo *") == "neighbour.py of-rank-2.txt of-rank-3.txt train.py"
 
     failed = provision(*words, "python", "train.py", "2")
     assert failed.returncode == 1
@@ -128,10 +128,10 @@ def test_a_project_has_its_own_packages_next_to_ours(cluster, work):
 def test_more_ranks_than_slots_are_refused(cluster, work):
     local = provision("run", "--hosts", str(cluster.inventory), "-H", "node2:9", "-np", "10", "python", "train.py", "-1")
     assert local.returncode == 2
-    assert "10 ranks, but the 1 host(s) have 9 slots" in local.stderr
+    assert "10 ranks, but 1 host with 9 slots" in local.stderr
     smoke = provision("smoke", str(cluster.inventory), "--np", "99")
     assert smoke.returncode == 2
-    assert "99 ranks, but the 2 host(s) have 4 slots" in smoke.stderr
+    assert "99 ranks, but 2 hosts with 4 slots" in smoke.stderr
     program = "import collective_core as cc; cc.init(); print(cc.rank(), 'of', cc.size())"
     meant = good(provision("run", "--hosts", str(cluster.inventory), "-np", "5", "--oversubscribe", "python", "-c", program))
     assert "4 of 5" in meant.stdout
@@ -272,7 +272,7 @@ VICTIMS = {
 def test_killed_launcher_leaves_nothing(cluster, work, victim):
     number, pattern, says = VICTIMS[victim]
     with at_work(cluster, work, "mpi") as run:
-        assert len(folders_of_jobs(cluster)) == 4  # one in each place on each host, and Open MPI's within them
+        assert len(folders_of_jobs(cluster)) == 6  # one in each place on each host, Open MPI's within them, and a claim
         root(cluster.hosts[number], f"kill -9 $(pgrep -f '^[^ ]*({pattern}|python -c .*{pattern})' | head -n 1)")
         ended = run.finish(timeout=60)
     assert ended.returncode not in (0, 130)

@@ -90,6 +90,25 @@ def test_a_stall_is_recorded_shown_in_the_status_and_its_end_is_said(work: Path)
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_late_is_recorded_and_shown_while_the_job_runs(work: Path) -> None:
+    """In each step rank 1 computes for three times as long as rank 0."""
+    with running(*words("uneven", after="4", seconds=60)) as run:
+        run.wait_for("ready 0")
+        record = max(paths.runs().glob("2*")) / "stalls.json"
+        wait_until(record.exists)
+        shown = provision("status", "localhost").stdout
+        run.process.send_signal(2)
+        _, said = end(run)
+    (late,) = json.loads(record.read_text())["stragglers"]
+    assert (late["rank"], late["host"], late["by"], late["seconds"]) == (1, "localhost", "itself", None), late
+    assert late["cause"] in ("cpu", "ready"), "the latter where this machine has more to do"
+    assert f"\n  {late['said']}\n" in shown
+    assert "is late" not in said, "a job is not disturbed"
+    written = Path(provision("runs", "report", record.parent.name).stdout.strip())
+    assert "Ranks that were late" in written.read_text()
+
+
+@pytest.mark.slow
 def test_the_ranks_of_a_stalled_job_are_started_again(work: Path) -> None:
     with running(*words("fifo_once", "--on-stall", "restart", "--max-restarts", "1")) as run:
         code, said = end(run)

@@ -24,8 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(autouse=True)
-def new_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this machine has cached decides no test. A process's tests share a cache that begins empty: uv is downloaded once."""
+def new_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier runs and downloads decide no test. A process's tests share a cache that begins empty: uv is downloaded once."""
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path_factory.mktemp("state")))
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 

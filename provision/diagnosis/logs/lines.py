@@ -16,6 +16,7 @@ NARROWEST, WIDEST = 60, 250  # bytes of lines that a terminal has folded
 MAX_FULL = 0.8  # of the lines of a folded log have its full width; where more have it, it is the program's own
 PART = b"\r"  # begins what is not a line of the file: an update of a progress bar, the next part of a long line
 
+_TAG = Pattern(r"\[\d{1,9},\d{1,9}\]<std(?:out|err)>:")  # mpirun tags every write: a line of Python's may be several
 _ANSI = Pattern(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 # Prefixes: whose line it is, and when it was printed.
 _PREFIX = Pattern(
@@ -118,6 +119,7 @@ def clean(raw: bytes) -> Line:
         else:
             break
         text = (own or text[begin:]).strip()
+    text = _TAG.replace("", text).strip() if "]<std" in text else text
     plain = latin1(text)
     said: Level = (
         "warning" if _WARNING.at(plain, 0) else level or ("info" if _INFO.at(plain, 0) else "remark" if _DEBUG.at(plain, 0) else "")

@@ -16,6 +16,11 @@ SHOWN_LINES = 5  # of evidence per finding
 SHOWN_UNKNOWN = 3  # lines that say most about an unknown error, the best first
 STEPS, MANY_STEPS = 5, 100  # that a run takes behind an error that is certain, or where a launcher reports its end, if it overcame it
 _DETAIL = Pattern(r"[\d/'\"`<]")  # a number, path or name in a sentence
+#: What a program's own code raises, seldom because another rank has failed.
+_OWN = Pattern(
+    r"(?:Attribute|FileNotFound|Import|Index|IsADirectory|Key|ModuleNotFound|Name|NotADirectory|Permission|Type|UnboundLocal|Value|ZeroDivision)"
+    r"Error: "
+)
 _OVERCOME = "nothing in the log says that it failed because of this: it is only warned of, or the run went on or ended well"
 
 
@@ -33,6 +38,9 @@ def findings(scanner: Scanner, worlds: Container[str] | None = None) -> list[Fin
     named = [errors[name].first[0] for name in errors.keys() - overcome]
     warned_of = {name for name in errors if all(match.level in ("warning", "remark") for match in errors[name].first)}
     unknown = None if causes - overcome - warned_of else _unknown(scanner, outcome, named, symptoms)
+    second = None if unknown or not causes else _of_another_rank(scanner, outcome, found)
+    if second:
+        made[UNKNOWN] = second
     if unknown:
         made[UNKNOWN] = unknown
         cause_of |= {name: UNKNOWN for name in errors if "any" in signatures[name].symptom_of}
@@ -41,7 +49,7 @@ def findings(scanner: Scanner, worlds: Container[str] | None = None) -> list[Fin
     made |= {name: replace(made[name], severity="note", observed=_OVERCOME) for name in overcome}
     roots = [finding for name, finding in made.items() if name not in cause_of]
     roots.sort(key=lambda each: (scanner.files.index(each.evidence[0].file), each.evidence[0].line))
-    roots.sort(key=lambda each: (SEVERITIES.index(each.severity), not unknown and each.id in warned_of))
+    roots.sort(key=lambda each: (SEVERITIES.index(each.severity), each is second, not unknown and each.id in warned_of))
     if roots:
         for name in found.keys() - errors.keys():
             made[name] = _finding(scanner, signatures[name], found[name], worlds)
@@ -162,10 +170,24 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         shape for shape, match in left if outcome.behind(ORDINARY, match) <= shape.behind or scanner.unknown[shape.id].is_full
     )
     failed = named or symptoms or any(shape.says != "word" for shape in at_the_end) or any(shape.is_certain for shape, _ in left)
+    what = "An error that is not among the known ones" if failed else "It looks like an error, and nothing says that something failed"
+    return _quoted(scanner, "error" if failed else "note", what, match, *others)
+
+
+def _of_another_rank(scanner: Scanner, outcome: _Outcome, known: Mapping[str, Matches]) -> Finding | None:
+    """The first exception of a program's own code by a rank without a known error: fixing what is known does not fix it."""
+    ranks = {match.rank for matches in known.values() for match in matches.first} | {None}
+    shapes = (shape.id for shape in error_shapes() if shape.is_certain and shape.says == "exception")
+    certain = (match for id in shapes for match in scanner.unknown[id].first if match.rank not in ranks and not match.level)
+    left = sorted((each for each in certain if _OWN.first(latin1(each.text)) and not outcome.overcame(each)), key=_place)
+    return _quoted(scanner, "error", "Another error, of another rank, that is not among the known ones", left[0]) if left else None
+
+
+def _quoted(scanner: Scanner, severity: Severity, what: str, match: Match, *others: Match) -> Finding:
     by = f", printed by rank {match.rank}" if match.rank is not None else ""
     return Finding(
-        severity="error" if failed else "note",
-        what="An error that is not among the known ones" if failed else "It looks like an error, and nothing says that something failed",
+        severity=severity,
+        what=what,
         id=UNKNOWN,
         layer="unknown",
         summary=f"The doctor does not know it; the line that says most about it is quoted{by}.",

@@ -15,7 +15,7 @@ from statistics import median
 from typing import NamedTuple, TypeVar
 
 from provision.base.problems import Problem
-from provision.base.text import joined
+from provision.base.text import folded, joined
 from provision.catalog import OURS, Catalog
 from provision.doctor.certify.model import Group, HostMeasured, Pair, Target
 
@@ -200,7 +200,13 @@ def _culprits(measured: Sequence[_Measured], bad: Collection[_Measured]) -> Iter
 
 def findings(state: State) -> list[Problem]:
     """What is wrong, with evidence: of hosts alone, then of the network."""
-    found = [_problem("no-answer", (host,), why) for host, why in state.lost.items()]
+    silent = [host for host in state.hosts if host in state.lost]  # while they were measured, though the survey had reached them
+    if len(silent) >= _ENOUGH and 2 * len(silent) > len(state.hosts):
+        what = f"{folded(silent)}: {len(silent)} of {len(state.hosts)} hosts did not answer the measurement: {state.lost[silent[0]]}"
+        found = [Problem("error", what, "is this machine overloaded, or its network? then certify again", id="no-answer", where="cluster")]
+    else:
+        found = [_problem("no-answer", (host,), state.lost[host]) for host in silent]
+    found += [_problem("no-answer", (host,), why) for host, why in state.lost.items() if host not in state.hosts]
     found += [each for each in _of_hosts(state) if each.id not in _MEASURED_AGAIN or len(state.measured[str(each.host)]) > 1]
     mtus = Counter(state.hosts[host].mtu for host in state.measured)
     usual, count = max(mtus.items(), key=lambda each: each[1], default=(0, 0))

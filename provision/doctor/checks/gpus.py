@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from provision.base.text import counted
 from provision.base.versions import key
 from provision.catalog import Catalog
 from provision.doctor.checks.registry import Observation, Observations, host_check
@@ -35,7 +36,7 @@ def _mismatch(facts: Facts) -> Observations:
 def _no_driver(facts: Facts) -> Observations:
     devices = facts.nvidia.pci_devices
     if devices and not facts.driver and not facts.nvidia.nouveau:
-        yield Observation(f"{len(devices)} NVIDIA device(s) ({', '.join(devices[:4])}) and no driver loaded", "the nvidia module")
+        yield Observation(f"{counted(len(devices), 'NVIDIA device')} ({', '.join(devices[:4])}) and no driver loaded", "the nvidia module")
 
 
 @host_check("nouveau-loaded")

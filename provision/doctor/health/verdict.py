@@ -11,6 +11,7 @@ from typing import Literal
 from provision.base import downloads
 from provision.base.documents import Document
 from provision.base.errors import UsageError
+from provision.base.text import counted
 from provision.diagnosis.findings import Finding
 from provision.doctor.checks import CHECKS
 from provision.doctor.health.model import Health
@@ -85,5 +86,5 @@ def write_quarantine(path: Path, unfit: Mapping[str, bool]) -> str:
         downloads.store(path, "".join(f"{host}\n" for host in names).encode())  # who reads it meanwhile sees the old list or the new one
     except OSError as error:
         raise UsageError(f"cannot be written: {error.strerror or error}", where=str(path)) from error
-    counted = f"{len(names)} unfit host{'s' * (len(names) != 1)}{f' ({len(kept)} of them not examined now)' if kept else ''}"
-    return f"{counted} listed in {path}; to leave them out: --limit '!@{path}'"
+    unexamined = f" ({len(kept)} of them not examined now)" if kept else ""
+    return f"{counted(len(names), 'unfit host')}{unexamined} listed in {path}; to leave them out: --limit '!@{path}'"

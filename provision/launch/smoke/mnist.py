@@ -19,6 +19,7 @@ from typing import Literal
 from provision.base import downloads, resources
 from provision.base.downloads import Unavailable
 from provision.base.errors import ProvisionError, UsageError
+from provision.base.text import counted
 from provision.catalog import Catalog, models
 from provision.plan.options import DataSource
 
@@ -210,7 +211,7 @@ def _count(raw: bytes, dimensions: int) -> int:
     if len(raw) < head:
         raise ValueError(f"truncated: {len(raw)} bytes, the header alone has {head}")
     if raw[:4] != bytes((0, 0, 8, dimensions)):
-        raise ValueError(f"not an IDX file of unsigned bytes with {dimensions} dimension(s): starts with {raw[:4].hex()}")
+        raise ValueError(f"not an IDX file of unsigned bytes with {counted(dimensions, 'dimension')}: starts with {raw[:4].hex()}")
     shape = struct.unpack(f">{dimensions}I", raw[4:head])
     count, there = math.prod(shape), len(raw) - head
     if there != count:

@@ -13,6 +13,7 @@ from provision.base import paths, resources
 from provision.base.documents import Document
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
+from provision.base.text import counted
 from provision.catalog import Catalog
 from provision.inventory import Inventory
 from provision.launch import jobs, launchers, placement, rank_output
@@ -58,7 +59,7 @@ def run(session: Session, plan: Plan, options: SmokeOptions, *, on_gpus: bool = 
     # One thread per rank: the network is too small for more.
     program = RunOptions(("python", *script), environment={launchers.THREADS: "1"}, report="report.json")
     job = launchers.mpi_job(Environment.of(plan), placed, program)
-    of_all = f"{len(hosts)} host{'s' * (len(hosts) != 1)}, {np} rank{'s' * (np != 1)}"
+    of_all = f"{counted(len(hosts), 'host')}, {counted(np, 'rank')}"
     title = f"{'Train' if data else 'Check the engine'} on {of_all}"
     log = session.folder / "smoke.log"
     names = {host.network.address: host.name for host in hosts}
@@ -68,7 +69,7 @@ def run(session: Session, plan: Plan, options: SmokeOptions, *, on_gpus: bool = 
         for tag, text in rank_output.pieces(line):
             if now := _progress(tag, text):
                 session.progress.training(now)
-            elif text:
+            elif text and not rank_output.is_noise(text):
                 session.progress.line(f"    {rank_output.readable(tag + text)}")
 
     expected = {host.name: host.hostname for host in hosts}

@@ -132,7 +132,7 @@ class HostStatus(Answer):
 
 class Job(Answer):
     """A job that runs. ``hosts``: host → number of its ranks there; ``began``, ``stalled_since``: seconds since 1970, the latter None where
-    the job goes on, or another machine watches it."""
+    the job goes on, or another machine watches it; ``stragglers``: the ranks for which the others wait now, and why."""
 
     run: str
     program: str
@@ -140,6 +140,7 @@ class Job(Answer):
     hosts: dict[str, int]
     began: float
     stalled_since: float | None = None
+    stragglers: tuple[str, ...] = ()
 
 
 class LastRun(Answer):

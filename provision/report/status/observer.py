@@ -243,8 +243,10 @@ class Poller:
 
 
 def _job(run: str, program: str, began: float) -> Job:
-    since = runs.stalled_since(run)
-    return Job(run=run, program=program, ranks=0, hosts={}, began=began, stalled_since=since.timestamp() if since else None)
+    found = runs.stalls(run)
+    stalled = found.stalls[-1].since.timestamp() if found.stalls and found.stalls[-1].seconds is None else None
+    late = tuple(each.said for each in found.stragglers if each.seconds is None)
+    return Job(run=run, program=program, ranks=0, hosts={}, began=began, stalled_since=stalled, stragglers=late)
 
 
 def _last_run(inventory: Inventory) -> LastRun | None:

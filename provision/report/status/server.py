@@ -15,12 +15,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
-from provision.base import pages
+from provision.base import pages, run_folders
 from provision.base.errors import ProvisionError
 from provision.base.text import duration
+from provision.report import page as report_page
 from provision.report.status import show
 from provision.report.status.model import Status
 
@@ -113,8 +115,10 @@ class Server(ThreadingHTTPServer):
             turn = f"?{urlencode({'token': self.token, **({} if paused else {'refresh': '0'})})}" if "token" in query else None
             body = page(status, self.interval, nonce, paused=paused, turn=turn)
             return _Reply(HTTPStatus.OK, "text/html; charset=utf-8", body.encode(), _POLICY.format(nonce=nonce))
+        if parts.path == "/report.html" and (report := _report(status)) is not None:
+            return _Reply(HTTPStatus.OK, "text/html; charset=utf-8", report, _POLICY.replace("'nonce-{nonce}'", "'unsafe-inline'"))
         if parts.path != "/status.json":
-            return _plain(HTTPStatus.NOT_FOUND, "there are / and /status.json")
+            return _plain(HTTPStatus.NOT_FOUND, "there are /, /status.json, and after an installation /report.html")
         if status is None:
             return _plain(HTTPStatus.SERVICE_UNAVAILABLE, "the hosts have not answered yet")
         return _Reply(HTTPStatus.OK, "application/json", status.model_dump_json(by_alias=True).encode())
@@ -166,6 +170,11 @@ def _plain(status: HTTPStatus, text: str) -> _Reply:
     return _Reply(status, "text/plain; charset=utf-8", f"{text}\n".encode())
 
 
+def _report(status: Status | None) -> bytes | None:
+    """The page of the last run."""
+    return run_folders.content(Path(status.last_run.folder) / report_page.NAME) if status and status.last_run else None
+
+
 def page(status: Status | None, interval: float, nonce: str, *, paused: bool = False, turn: str | None = None) -> str:
     """The page, with the rows and lines of the terminal; before the first answer it only says so. It has no script: the browser loads it
     again after the interval.
@@ -179,6 +188,8 @@ def page(status: Status | None, interval: float, nonce: str, *, paused: bool = F
         nonce=nonce,
         paused=paused,
         turn=turn,
+        report="/report.html" + turn.partition("&")[0] if turn and _report(status) else None,
+        high=show.HIGH,
         again=again,
         summary=f"{status.inventory}: {show.summary(status)}" if status else "Waiting for the hosts' first answer",
         stale=duration(age) if age > 3 * again + 120 else "",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from provision.base.terminal import Console, Table, clipped, styled, table, wrapped
-from provision.base.text import duration, joined
+from provision.base.text import counted, duration, joined
 from provision.report.status.model import STATES, HostStatus, Status, command
 
 STYLES = {
@@ -19,6 +19,7 @@ STYLES = {
     "unknown": "red",
     "unreachable": "red",
 }
+HIGH = " (high)"
 _DISPENSABLE = ("GPU GiB", "disk GiB", "mem GiB", "load")  # columns that are left out first, where a terminal is too narrow for names
 _DISPENSABLE_OF_GPUS = ("power", "temp", "GiB")
 _FOLDED = ("host", "GPU")  # columns that may take several lines; the first holds the hosts' names
@@ -29,6 +30,7 @@ _FEWEST_ROWS = 4  # of hosts in a live view
 _MAX_LINES = 2  # of a text in a live view
 _ANY_WIDTH = 10_000
 _GIB = 1 << 30
+_MAX_LOAD, _MIN_FREE, _HOT_C = 1.5, 0.05, 85.0  # per core; of memory and disk; °C, from which on cards slow down
 
 
 def show(status: Status, console: Console) -> None:
@@ -73,13 +75,23 @@ def view(status: Status, console: Console) -> Table:
 
 
 def tables(status: Status) -> dict[str, list[dict[str, str]]]:
-    """What a page shows: title → rows of hosts, the worst first, and of GPUs; those that there are."""
+    """What a page shows: title → rows of hosts, the worst first, and of GPUs; those that there are. `HIGH` ends what is out of range."""
     has_gpus = any(host.gpus for host in status.hosts)
     hosts = [
         {**_row(status, host, has_gpus=has_gpus), "up for": duration(host.uptime) if host.uptime is not None else "-"}
         for host in status.worst_first
     ]
-    return {title: rows for title, rows in (("Hosts, the worst first", hosts), ("GPUs", _gpu_rows(status))) if rows}
+    gpus = _gpu_rows(status)
+    for row, host in zip(hosts, status.worst_first, strict=True):
+        sizes = {"mem GiB": host.memory, "disk GiB": host.disk}
+        high = [name for name, size in sizes.items() if size and size.available < _MIN_FREE * size.total]
+        high += ["load"] if host.load is not None and host.cores and host.load > _MAX_LOAD * host.cores else []
+        row.update({name: f"{row[name]}{HIGH}" for name in high})
+    for row, gpu in zip(gpus, (gpu for host in status.hosts for gpu in host.gpus), strict=True):
+        row["temp"] += HIGH if gpu.temperature is not None and gpu.temperature >= _HOT_C else ""
+    found = {"Hosts, the worst first": hosts, "GPUs": gpus}
+    empty = {title: [name for name in rows[0] if all(row[name] == "-" for row in rows)] for title, rows in found.items() if rows}
+    return {title: [{name: row[name] for name in row if name not in empty[title]} for row in found[title]] for title in empty}
 
 
 def lines(status: Status) -> list[tuple[str, str]]:
@@ -91,7 +103,7 @@ def summary(status: Status) -> str:
     """One line: how many hosts are in which state."""
     counts = {state: sum(host.state == state for host in status.hosts) for state in reversed(STATES)}
     said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    return f"{len(status.hosts)} host{'s' * (len(status.hosts) != 1)} at {moment(status.when)}: {said}"
+    return f"{counted(len(status.hosts), 'host')} at {moment(status.when)}: {said}"
 
 
 def moment(seconds: float) -> str:
@@ -190,9 +202,10 @@ def _jobs(status: Status) -> Iterator[tuple[str, str]]:
         where = ", ".join(f"{host} ({ranks})" for host, ranks in list(job.hosts.items())[:3])
         more = f" and {len(job.hosts) - 3} more hosts" if len(job.hosts) > 3 else ""
         since = f"since {moment(job.began)} ({duration(status.when - job.began)})"
-        yield f"job {job.run}: {job.program}, {job.ranks} rank{'s' * (job.ranks != 1)} on {where}{more}, {since}", "cyan"
+        yield f"job {job.run}: {job.program}, {counted(job.ranks, 'rank')} on {where}{more}, {since}", "cyan"
         if job.stalled_since is not None:
             yield f"  stalled since {moment(job.stalled_since)} → provision doctor --job {job.run}", "bold red"
+        yield from ((f"  {said}", "yellow") for said in job.stragglers)
     if last := status.last_run:
         began = f", begun at {moment(last.began)} ({duration(status.when - last.began)} ago)" if last.began else ""
         yield f"last run: {last.command or 'unknown'}, {last.verdict}{began}: {last.folder}", ""

@@ -44,7 +44,8 @@ class Gpu:
         kind = gpus.kind
         power, heat, links = kind.power or (0, 0, 0), kind.temperatures or (0, 0), kind.nvlink
         return {
-            "name": kind.name, "number": self.number, "bus": self.bus, "short": self.bus.rpartition(".")[0], "uuid": self.uuid,
+            "name": kind.name, "number": self.number, "bus": self.bus, "short": self.bus.rpartition(".")[0],
+            "uuid": self.uuid, "slice_gb": -(-kind.memory_mb // 8192), "slice_memory": kind.memory_mb // 8 << 20,
             "serial": int(self.uuid[:8], 16), "pci": kind.pci, "gpus": gpus.count, "version": gpus.driver, "library": f"{gpus.driver}.1",
             "major": kind.capability.partition(".")[0], "minor": kind.capability.partition(".")[2],
             "architecture": next((number for oldest, number in _ARCHITECTURES if key(kind.capability or "0") >= key(oldest)), 0),

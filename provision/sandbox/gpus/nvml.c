@@ -12,16 +12,18 @@
 #define STATE "/usr/lib/provision-sandbox/gpus.txt"
 #define MAX_LINES 20000
 #define MAX_GPUS 64
+#define MAX_INSTANCES 8
+#define MAX_HANDLES (MAX_GPUS * (1 + MAX_INSTANCES)) /* of all GPUs, of the first MIG instance of each, of the second … */
 
 enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
-enum { HOST = -1 };
+enum { HOST = -1, WHOLE = -1 };
 
-typedef struct Gpu { int index; } Gpu;
+typedef struct Gpu { int index, instance; } Gpu; /* WHOLE, or the number of a MIG instance */
 typedef struct { int gpu; char *key, *value; } Line;
 
 static Line lines[MAX_LINES];
 static int line_count, gpu_count;
-static Gpu gpus[MAX_GPUS];
+static Gpu gpus[MAX_HANDLES];
 
 static void load(void) {
     const char *path = getenv("PROVISION_SIMULATED_GPUS");
@@ -40,7 +42,7 @@ static void load(void) {
         if (line->gpu >= gpu_count && line->gpu < MAX_GPUS) gpu_count = line->gpu + 1;
     }
     if (file) fclose(file);
-    for (int i = 0; i < MAX_GPUS; i++) gpus[i].index = i;
+    for (int i = 0; i < MAX_HANDLES; i++) gpus[i] = (Gpu){i % MAX_GPUS, i / MAX_GPUS + WHOLE};
 }
 
 static const char *find(int gpu, const char *key) {
@@ -54,11 +56,13 @@ static int host_number(const char *key) {
     return value ? atoi(value) : 0;
 }
 
-/* The value of a GPU; NULL, and why, where there is none. */
+/* The value of a GPU, or of its MIG instances, which are alike; NULL, and why, where there is none. */
 static const char *value_of(const Gpu *gpu, const char *key, int *why) {
+    char name[80];
     *why = INVALID_ARGUMENT;
-    if (gpu < gpus || gpu >= gpus + gpu_count) return NULL;
-    const char *error = find(gpu->index, "error"), *value = find(gpu->index, key);
+    if (gpu < gpus || gpu >= gpus + MAX_HANDLES || gpu->index >= gpu_count) return NULL;
+    snprintf(name, sizeof name, "%s%s", gpu->instance == WHOLE ? "" : "instance.", key);
+    const char *error = find(gpu->index, "error"), *value = find(gpu->index, name);
     *why = error ? atoi(error) : value ? SUCCESS : NOT_SUPPORTED;
     return *why ? NULL : value;
 }
@@ -148,7 +152,7 @@ EXPORT nvmlDeviceGetHandleByPciBusId_v2(const char *bus, Gpu **out) {
     }
     return NOT_FOUND;
 }
-EXPORT nvmlDeviceGetIndex(Gpu *gpu, unsigned *out) { *out = (unsigned)gpu->index; return SUCCESS; }
+EXPORT nvmlDeviceGetIndex(Gpu *gpu, unsigned *out) { *out = (unsigned)(gpu->instance == WHOLE ? gpu->index : gpu->instance); return SUCCESS; }
 EXPORT nvmlDeviceGetMinorNumber(Gpu *gpu, unsigned *out) { /* another than the index, where a GPU before it is missing */
     const char *value = find(gpu->index, "minor");
     *out = value ? (unsigned)atoi(value) : (unsigned)gpu->index;
@@ -186,7 +190,11 @@ EXPORT nvmlDeviceGetPciInfoExt(Gpu *gpu, PciExt *out) {
 }
 
 TEXT(nvmlDeviceGetName, "name")
-TEXT(nvmlDeviceGetUUID, "uuid")
+EXPORT nvmlDeviceGetUUID(Gpu *gpu, char *out, unsigned length) {
+    int why = text(gpu, "uuid", out, length);
+    if (!why && gpu->instance != WHOLE) out[strlen("MIG-")] = (char)('0' + gpu->instance);
+    return why;
+}
 TEXT(nvmlDeviceGetSerial, "serial")
 TEXT(nvmlDeviceGetBoardPartNumber, "part_number")
 TEXT(nvmlDeviceGetVbiosVersion, "vbios")
@@ -345,10 +353,31 @@ EXPORT nvmlDeviceGetGpuFabricInfoV(Gpu *gpu, FabricV *out) {
     return why;
 }
 
-/* MIG: that it is on, without instances. */
+/* MIG */
 
-EXPORT nvmlDeviceGetMigDeviceHandleByIndex(Gpu *gpu, unsigned index, Gpu **out) { (void)gpu; (void)index; (void)out; return NOT_FOUND; }
-EXPORT nvmlDeviceIsMigDeviceHandle(Gpu *gpu, unsigned *out) { (void)gpu; *out = 0; return SUCCESS; }
+enum { FIRST_GPU_INSTANCE = 7 }; /* the driver numbers the smallest instances of a GPU from 7 on */
+
+EXPORT nvmlDeviceGetMigDeviceHandleByIndex(Gpu *gpu, unsigned index, Gpu **out) {
+    unsigned count = 0;
+    int why = number(gpu, "mig.instances", &count);
+    if (why || index >= count || index >= MAX_INSTANCES) return NOT_FOUND;
+    *out = &gpus[MAX_GPUS * (1 + (int)index) + gpu->index];
+    return SUCCESS;
+}
+EXPORT nvmlDeviceIsMigDeviceHandle(Gpu *gpu, unsigned *out) { *out = gpu->instance != WHOLE; return SUCCESS; }
+EXPORT nvmlDeviceGetGpuInstanceId(Gpu *gpu, unsigned *out) {
+    *out = FIRST_GPU_INSTANCE + (unsigned)gpu->instance;
+    return gpu->instance == WHOLE ? NOT_SUPPORTED : SUCCESS;
+}
+EXPORT nvmlDeviceGetComputeInstanceId(Gpu *gpu, unsigned *out) { *out = 0; return gpu->instance == WHOLE ? NOT_SUPPORTED : SUCCESS; }
+
+typedef struct { unsigned processors, copy, decoder, encoder, jpeg, flow, gpu_slices, compute_slices; unsigned long long memory_mb; } Attributes;
+
+EXPORT nvmlDeviceGetAttributes_v2(Gpu *gpu, Attributes *out) {
+    memset(out, 0, sizeof *out);
+    out->copy = out->gpu_slices = out->compute_slices = 1;
+    return number(gpu, "processors", &out->processors);
+}
 
 /* What else nvidia-smi asks for; without these it would show "Function Not Found". */
 
@@ -366,7 +395,7 @@ NONE(nvmlDeviceValidateInforom)
 
 enum { SLOTS = 512, HANDLE_BY_INDEX = 81, FIRST_PROCESSES = 213, LAST_PROCESSES = 215 };
 
-static int unnamed(const Gpu *gpu) { return gpu >= gpus && gpu < gpus + MAX_GPUS ? NOT_SUPPORTED : SUCCESS; }
+static int unnamed(const Gpu *gpu) { return gpu >= gpus && gpu < gpus + MAX_HANDLES ? NOT_SUPPORTED : SUCCESS; }
 static int unnamed_handle(uintptr_t index, Gpu **out) { return handle((int)index, out); }
 static int unnamed_processes(const Gpu *gpu, unsigned *count) { (void)gpu; *count = 0; return SUCCESS; }
 

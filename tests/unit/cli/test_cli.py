@@ -110,12 +110,19 @@ def test_unreachable_hosts_of_the_facts_are_named(tmp_path: Path) -> None:
     assert "no route to host" in provision("plan", "--facts", str(file), code=2).stderr
 
 
-@pytest.mark.parametrize(("hosts", "said"), [("a", "no plan for a: it has no facts\n"), ("a,b", "no plan for a, b: they have no facts\n")])
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        (["a"], "no plan for a: it has no facts\n"),
+        (["a,b"], "no plan for a, b: they have no facts\n"),
+        (["root@a", "b:2222"], "no plan for a, b: they have no facts\n"),
+    ],
+)
 def test_where_no_host_is_left_there_is_nothing_to_leave_out(
-    hosts: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hosts: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(collect, "survey_hosts", lambda *_: collect.Survey({}, []))
-    assert main.guarded(lambda: main.app(args=["plan", hosts], prog_name="provision"), debug=False) == 1
+    assert main.guarded(lambda: main.app(args=["plan", *hosts], prog_name="provision"), debug=False) == 1
     assert capsys.readouterr().err.endswith(said)
 
 
@@ -178,6 +185,18 @@ def test_a_conflict_is_printed_once(tmp_path: Path) -> None:
     assert "a: no plan fits: nothing can be installed on centos 6.10: its glibc 2.12 is older than 2.17" in done.stderr
     assert done.stderr.count("no plan fits") == 1
     assert "; the same on b" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("command", ["up", "run"])
+@pytest.mark.parametrize("columns", [36, 43])
+def test_help_in_a_narrow_terminal_cuts_no_name_and_no_text(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    wide = provision(command, "--help").stdout
+    monkeypatch.setenv("COLUMNS", str(columns))
+    narrow = provision(command, "--help").stdout
+    names = {name for name in re.findall(r"--[a-z][\w-]+", wide) if len(name) < columns - 4}
+    assert names <= set(re.findall(r"--[a-z][\w-]+", narrow))
+    assert len(narrow.splitlines()) < 12 * len(names), "texts have room"
 
 
 @pytest.mark.parametrize("columns", ["80", "100"])
@@ -258,11 +277,25 @@ def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
         (["run", "-H", "a,b", "--limit=", "true"], "--limit '': invalid pattern: expected"),
         (["upp"], "did you mean up?"),
         *(([word], f"provision: no such command '{word}'\n") for word in ("help", "list", "deploy", "clean", "upgrade", "node1", "hosts")),
-        (["help", "--yes"], "see provision --help (a host of this name: provision up help)"),
+        (["help", "--yes"], "did you mean provision --help? (a host of this name: provision up help)"),
         (["--debug", "docter"], "did you mean doctor? (a host of this name: provision up docter)"),
         (["--", "clean"], "no such command 'clean'"),
         (["up", "hosts.ini", "--debug"], "it stands before the command: provision --debug"),
         (["upp", "hosts.ini"], "did you mean up?"),
+        (
+            ["up", "a", "hosts.ini", "b"],
+            "invalid HOSTS: hosts.ini and 2 more: expected one inventory, or hosts\n",
+        ),
+        (["doctor", "missing.log", "absent.out"], "missing.log and absent.out: read as with --log"),
+        (["install", "hosts.ini"], "did you mean provision up?"),
+        (["report", "--open"], "did you mean provision runs report?"),
+        (["ps"], "did you mean provision jobs?"),
+        (["up", "hosts.ini", "--dry-run"], "no such option: --dry-run\n  → did you mean --check?"),
+        (["survey", "--inventory", "hosts.ini"], "did you mean HOSTS, without an option before it?"),
+        (["survey", "hosts.ini", "--dry-run"], "see provision survey --help"),
+        (["run", "--inventory", "hosts.ini"], "did you mean --hosts?"),
+        (["runs", "-H", "a"], "see provision runs --help"),
+        (["sandbox", "destroy"], "see provision sandbox --help"),
         (["sandbox", "up", "-n", "0"], "invalid value for '-n' / '--count': expected greater than or equal to 1"),
         (["sandbox", "up", "-n", "1000000"], "invalid value for '-n' / '--count': expected less than or equal to"),
         (["image", "verify", "x:1", "--hosts", "1000000"], "invalid value for '--hosts': expected less than or equal to"),
@@ -289,9 +322,9 @@ def test_wrong_usage_exits_2(words: list[str], said: str) -> None:
 @pytest.mark.parametrize("word", ["localhost", "a,b", "node1,", "./x", "hosts.ini", "n[1:2]", "me@a", "a:2222", "listed"])
 @pytest.mark.parametrize("before", [[], ["--debug"]])
 def test_a_word_that_can_only_be_hosts_needs_no_up(word: str, before: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
+    seen: list[list[str]] = []
 
-    def stop(hosts: str, _limit: str | None) -> None:
+    def stop(hosts: list[str], _limit: str | None) -> None:
         seen.append(hosts)
         raise UsageError("enough")
 
@@ -299,7 +332,7 @@ def test_a_word_that_can_only_be_hosts_needs_no_up(word: str, before: list[str],
     monkeypatch.chdir(tmp_path)
     Path("listed").write_text("a\n")
     provision(*before, word, "--check", code=2)
-    assert seen == [word]
+    assert seen == [[word]]
 
 
 _LONG = "x" * 300

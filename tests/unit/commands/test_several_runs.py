@@ -285,7 +285,9 @@ def test_what_ends_a_run_stands_in_its_report(
     assert last_run.failed_hosts(hosts.inventory()) == ["a", "b"]
 
 
-def test_a_host_that_the_survey_kept_out_is_blocked_however_the_run_ended(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_the_survey_kept_out_is_named_before_the_plan_and_blocked_however_the_run_ended(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen = Survey({"a": hosts.facts["a"]}, [Problem("error", "no route to host", host="b")])
     monkeypatch.setattr("provision.survey.collect.survey_hosts", lambda *_, **__: seen)
     hosts.ends = _defect
@@ -293,6 +295,7 @@ def test_a_host_that_the_survey_kept_out_is_blocked_however_the_run_ended(hosts:
         hosts.up()
     (report,) = [json.loads((folder / "report.json").read_text()) for folder in run_folders.newest_first()]
     assert {each["host"]: each["state"] for each in report["hosts"]} == {"a": "not finished", "b": "blocked"}
+    assert "left out: b\n  b: no route to host\nPlan for 1 host in " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ends", [_defect, _of_ours])

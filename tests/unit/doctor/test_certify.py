@@ -162,6 +162,15 @@ def test_hosts_that_are_lost_take_no_rounds() -> None:
     assert decisions.next_round(State(targets("a", "b"), rounds=1)) is None  # both are lost
 
 
+@pytest.mark.parametrize(("count", "accused_hosts"), [(1, ["node1"]), (4, [f"node{number}" for number in range(1, 5)]), (5, [None])])
+def test_where_most_hosts_are_silent_no_host_is_accused(count: int, accused_hosts: list[str | None]) -> None:
+    """Then it is this machine that is too busy to hear them. One that the survey has not reached stays accused."""
+    names = [f"node{number}" for number in range(1, 9)]
+    silent = dict.fromkeys(names[:count], "the measurement did not end: it did not end in time")
+    state = State(targets(*names), measured={name: [HostMeasured()] for name in names[count:]}, lost={**silent, "down": "no route"})
+    assert [each.host for each in decisions.findings(state)] == [*accused_hosts, "down"]
+
+
 def test_two_dead_hosts_of_eight_are_named_and_what_was_bad_once_is_nothing() -> None:
     for seed in range(20):
         found = decisions.findings(Exact(8, seed, {"node1": "cut", "node2": "cut"}).certify())

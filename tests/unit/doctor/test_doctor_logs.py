@@ -425,6 +425,35 @@ def test_steps_that_are_not_numbers_are_no_success(explain) -> None:
     assert [each.severity for each in explain(log)] in ([], ["note"])
 
 
+def test_tags_that_mpirun_repeats_inside_of_a_line_are_no_part_of_it(explain) -> None:
+    tag = "[1,0]<stderr>:"
+    trace = [
+        f"{tag}Traceback (most recent call last):",
+        f'{tag}  File "a.py", line 6, in <module>',
+        f"{tag}    {tag}import horovod.torch{tag}",
+    ]
+    (found,) = explain("\n".join([*trace, f"{tag}ModuleNotFoundError{tag}: {tag}No module named 'horovod'{tag}"]))
+    assert found.id == "horovod-names-missing"
+    assert not any("<stderr>" in each.text for each in found.evidence)
+
+
+@pytest.mark.parametrize(
+    ("rank", "error", "is_shown"),
+    [
+        (2, "FileNotFoundError: [Errno 2] No such file or directory: '/data/x.bin'", True),
+        (2, "RuntimeError: the group is gone", False),  # it may be a consequence
+        (0, "KeyError: 'horovod'", False),
+    ],
+)
+def test_an_unknown_error_of_another_rank_is_shown_next_to_a_known_one(explain, rank: int, error: str, is_shown: bool) -> None:
+    trace = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
+    logs = [(0, f"{trace}ModuleNotFoundError: No module named 'horovod'"), (rank, trace + error)]
+    found = explain("\n".join(f"[1,{of}]<stderr>:{line}" for of, log in logs for line in log.splitlines()))
+    expected = [("horovod-names-missing", None), ("unknown", error)][: 1 + is_shown]
+    assert [(each.id, each.evidence[0].text if each.id == UNKNOWN else None) for each in found] == expected
+    assert all(each.is_root_cause for each in found)
+
+
 def test_an_error_that_a_log_only_warns_of_hides_no_unknown_one(explain) -> None:
     log = RETRY + 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: batch size must be even\n'
     known, unknown = explain(log)

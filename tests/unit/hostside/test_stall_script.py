@@ -170,7 +170,7 @@ def test_a_run_is_found_by_its_id() -> None:
 
 def test_what_provision_run_starts_a_rank_with_is_not_the_rank() -> None:
     """Its rank.py names the rank to its program alone; the engine's launcher has another process in the group of each rank."""
-    starts = "(sleep 61 & echo $!); PROVISION_RANK=1 sleep 60 & echo $!; wait"
+    starts = "(sleep 61 & echo $!); PROVISION_RANK=1 sh -c 'echo $$; exec sleep 60' & wait"  # it has the variable when it writes
     with process("setsid", "sh", "-c", starts, **ENVIRONMENT) as started:
         assert started.stdout is not None
         pids = [int(started.stdout.readline()) for _ in (0, 1)]
@@ -308,8 +308,13 @@ def test_stacks_are_read_within_bounds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_an_examination_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: int) -> None:
-    """By the sweep of the guard, where the job ends meanwhile."""
-    environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+    """By the sweep of the guard, where the job ends meanwhile. In py-spy's place is what does not answer, so that the examination lasts."""
+    spy, temporary = tmp_path / "bin/py-spy", tmp_path / "tmp"
+    spy.parent.mkdir()
+    temporary.mkdir()
+    spy.write_text("#!/bin/sh\nexec sleep 2\n")
+    spy.chmod(0o700)
+    environment = {"PATH": f"{spy.parent}:{os.environ['PATH']}", "TMPDIR": str(temporary)}
     with (
         subprocess.Popen(
             [sys.executable, "-I", "-S", stall.__file__], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment
@@ -317,12 +322,12 @@ def test_an_examination_that_is_ended_leaves_nothing_behind(tmp_path: Path, numb
         process("sleep", "60", **OWN) as rank,
     ):
         assert examining.stdin is not None
-        examining.stdin.write(json.dumps(order([rank.pid])).encode())
+        examining.stdin.write(json.dumps({**order([rank.pid]), "seconds": 60}).encode())
         examining.stdin.close()
         end = time.monotonic() + 20
-        while not list(tmp_path.iterdir()) and time.monotonic() < end:
+        while not list(temporary.glob("provision-stall-*")) and time.monotonic() < end:  # Python writes a file of its own first, to try
             time.sleep(0.005)
-        assert list(tmp_path.glob("provision-stall-*"))
+        assert list(temporary.glob("provision-stall-*"))
         examining.send_signal(number)
         assert examining.wait(20) == 1
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []

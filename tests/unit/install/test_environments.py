@@ -310,7 +310,7 @@ def test_a_dry_run_says_which_hosts_would_get_the_environment(tmp_path: Path, in
     assert asked == [], "what is there now says nothing about then"
     has_all = False
     said = environments.preview(session, plan, file, installed=True)
-    assert re.fullmatch(rf"the environment of {file} would be created on a: 1 package\(s\) in /opt/provision/envs/[0-9a-f]{{16}}", said)
+    assert re.fullmatch(rf"the environment of {file} would be created on a: 1 package in /opt/provision/envs/[0-9a-f]{{16}}", said)
     has_all = True
     assert "is on every host already: /opt/provision/envs/" in environments.preview(session, plan, file, installed=True)
 

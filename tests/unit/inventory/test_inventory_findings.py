@@ -328,7 +328,7 @@ ARGUMENTS = [
     ("tset.ini", "tset.ini: no such file\n  → did you mean ./test.ini?"),
     ("./inventroy/hosts.yml", "./inventroy/hosts.yml: no such file"),
     ("host", "host: no such file\n  → did you mean ./hosts?"),
-    ("missing.yml", "missing.yml: no such file\n  → name a file, `localhost`, or hosts as host1,host2"),
+    ("missing.yml", "missing.yml: no such file\n  → name a file, `localhost`, or hosts (user@host, host:port"),
     ("a b", "a b: `a b` is not a host name"),
     ("a,,b!", "a,,b!: `b!` is not a host name"),
     ("a,a", "a,a: host `a` is named twice"),

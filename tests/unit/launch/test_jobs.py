@@ -428,6 +428,9 @@ def test_lost_launcher_is_blamed_only_if_its_ranks_failed_first(first: Any, verd
         f'{{"ended": [{{"ago": {10**400}, "rank": 1, "code": 1, "orphaned": false}}]}}',
         '{"killed": [-1]}',
         '{"killed": 7}',
+        '{"ranks": [{"rank": 1, "signs": {"cpu": NaN}}]}',
+        '{"ranks": [{"rank": "1", "signs": {}}]}',
+        '{"ranks": [{"rank": 1, "signs": [[]]}]}',
         '{"quiet": -5}',
         '{"quiet": NaN}',
         '{"quiet": "long"}',
@@ -440,7 +443,7 @@ def test_invalid_message_of_a_guard_is_ignored(message: str) -> None:
     guard = load("job_on_hosts", resources.hostside("job.py")).Guard("b", ["echo", message], [])
     while guard.read():
         pass
-    assert (guard.ended, guard.killed, guard.stopped, guard.printed, guard.quiet) == ([], [], {}, [message[:500]], None)
+    assert (guard.ended, guard.killed, guard.stopped, guard.printed, guard.quiet, guard.ranks) == ([], [], {}, [message[:500]], None, [])
     guard.process.communicate()
 
 
@@ -673,7 +676,7 @@ def test_a_restart_kills_ranks_of_the_run_alone(tmp_path: Path, monkeypatch: pyt
         (tmp_path / f"provision-rank-{at}").write_text(json.dumps(record))
     killed: list[int] = []
 
-    def restarts(_beat: float, _report: Any, restart: Any) -> bool:
+    def restarts(_beat: float, _report: Any, restart: Any, _glance: Any) -> bool:
         restart()
         return True
 
@@ -714,6 +717,49 @@ def test_a_job_that_goes_on_is_said_at_once(watch_of_hosts: tuple[Any, int, list
         watch.guards[0].quiet = quiet
         watch._tick()
     assert said == [{"quiet": 60.0}, {"quiet": 0.0}], "without ranks, no rank goes on"
+
+
+def test_where_the_time_of_ranks_goes_is_said_once_with_their_host(watch_of_hosts: tuple[Any, int, list[Any]]) -> None:
+    watch, _, said = watch_of_hosts
+    script = load("job_on_hosts", resources.hostside("job.py"))
+    ranks = [{"rank": 3, "signs": {"cpu": 0.5}}]
+    guard = script.Guard("b", ["echo", json.dumps({"ranks": ranks})], [])
+    ready = [(SimpleNamespace(data=guard, fileobj=None), 1)]
+    watch._selector = SimpleNamespace(select=lambda _seconds: ready, unregister=lambda _file: None, close=watch._selector.close)
+    while not guard.is_over:
+        watch._tick()
+    assert said == [{"host": "b", "ranks": ranks}]
+    guard.process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        ({"host": "other", "ranks": [{"rank": 1, "signs": {"cpu": 0.5}}]}, [("node2", 1)]),
+        ({"host": "", "ranks": [{"rank": 0, "signs": {}}]}, [("node1", 0)]),
+        ({"host": "elsewhere", "ranks": [{"rank": 1, "signs": {}}]}, []),
+        ({"host": "", "ranks": [{"rank": 1, "signs": {"luck": 1.0}}]}, []),
+        ({"host": "", "ranks": [{"rank": 1, "signs": {"cpu": 1e9}}]}, []),
+        ({"host": "", "ranks": [{"rank": 1, "signs": {}}] * 300}, []),
+    ],
+)
+def test_of_what_hosts_say_of_their_ranks_only_what_is_valid_is_heard(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, Any], heard: list[tuple[str, int]]
+) -> None:
+    taken: list[tuple[str, int]] = []
+    watch: Any = SimpleNamespace(
+        action=None, attend=lambda: None, ranks=lambda host, ranks: taken.extend((host, one.rank) for one in ranks)
+    )
+
+    def stream(_session: Any, _host: str, _command: str, _feed: Any, take: Any, _stopping: Any) -> int:
+        take(f"===PROVISION-JOB-ENDED-known==={json.dumps(said)}")
+        return 0
+
+    monkeypatch.setattr(jobs.secrets, "token_hex", lambda _size: "known")
+    monkeypatch.setattr(jobs.ssh, "stream", stream)
+    job = Job([], "node1", hosts=["other"], names={"other": "node2"})
+    jobs.run(session("unit-signs"), job, "", Path(os.devnull), str, watch=watch)
+    assert taken == heard
 
 
 def test_a_restart_that_comes_in_parts_is_read(watch_of_hosts: tuple[Any, int, list[Any]]) -> None:

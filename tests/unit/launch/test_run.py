@@ -80,7 +80,7 @@ def test_default_hosts_are_those_of_the_last_run_or_this_machine(tmp_path: Path,
     said: list[str] = []
     (only,) = target_hosts.choose(None, [], 4, said.append).hosts
     assert (only.name, only.connection, only.slots) == ("localhost", "local", 4)
-    assert said.pop().startswith("no hosts are named and no earlier run has made hosts ready: 4 rank(s) on this machine")
+    assert said.pop().startswith("no hosts are named and no earlier run has made hosts ready: 4 ranks on this machine")
     folder = tmp_path / "runs/20260101-000000-abcdef"
     folder.mkdir(parents=True)
     (folder / "report.json").write_text(json.dumps({"inventory": "a,b", "hosts": [{"state": "blocked"}, {"state": "ready"}]}))
@@ -268,7 +268,7 @@ def test_cause_is_shown_and_not_its_symptom() -> None:
         (Verdict("stopped", "", seconds=45, pid=7, name="mpirun"), "mpirun on a has been stopped by a signal for 45 s (pid 7; "),
         (Verdict("silent", "10.0.0.2", seconds=45), "b (10.0.0.2) has not answered for 45 s"),
         (Verdict("refused", "10.0.0.2", output=("/tmp: Read-only file system",)), "b (10.0.0.2) cannot take part: /tmp: Read-only"),
-        (Verdict("controller", "", seconds=60), "a has not heard from `provision` for 60 s: it was stopped (Ctrl-Z)"),
+        (Verdict("controller", "", seconds=60), "a has not heard from `provision` for 1 min: it was stopped (Ctrl-Z)"),
         (Verdict("unreachable", "10.0.0.2", output=("No route to host",)), "from the first host: No route to host"),
     ],
 )
@@ -475,13 +475,14 @@ def test_the_verdict_names_the_users_own_file(tmp_path: Path, monkeypatch: pytes
         (tmp_path / "project" / name).touch()
     monkeypatch.chdir(tmp_path / "project")
     packed = program_files.pack(["python", "src/ex.py"], [Path("data.py")])
-    there = "/home/me/provision-run/project"
+    there = f"/home/me/{packed.folder}"
     for name, here in (("ex", "src/ex"), ("helper", "src/helper"), ("models/deep", "src/models/deep"), ("data", "data")):
         assert packed.here(f"{there}/{name}.py, line 4, in f") == f"{here}.py, line 4, in f"
     for other in (f"{there}/written.py, line 4", f"{there}/models/written.py, line 4", "/home/me/ex.py, line 4", "<string>, line 1"):
         assert packed.here(other) == other
     result = JobResult(1, None, False, Verdict("ended", "", rank=0, code=1), ends((0, 1)))
     error = LEFT.replace(IN_ONE_LINE, "errors.Wrong: x").replace("collective_core.errors.", "")
+    error = error.replace("/home/me/provision-run/project", there)
     said = verdict_on(of_rank(0, error), result, tmp_path, monkeypatch, packed.here)[1]
     assert said[0] == "rank 0 on a failed first: Wrong: x (src/ex.py, line 4, in <module>)"
 
@@ -621,9 +622,43 @@ def test_modules_next_to_the_program_are_copied(tmp_path: Path, monkeypatch: pyt
     assert members(program_files.pack(["python", "-m", "models.deep"], [])) == ["helper.py", *members(packed)[2:]]
     assert members(program_files.pack(["./notes.txt"], [])) == ["notes.txt"]
     monkeypatch.setattr(program_files, "MAX_NEIGHBOURS", 1 << 20)
-    (project / "models/weights.bin").write_bytes(bytes((1 << 20) + 1))
+    (project / "models/tables.py").write_bytes(bytes((1 << 20) + 1))
     with pytest.raises(UsageError, match=r"larger than 1 MB, most of it models\n.*--no-modules"):
         program_files.pack(["python", "train.py"], [])
+
+
+def test_data_and_what_is_ignored_is_copied_only_by_name(tmp_path: Path) -> None:
+    project = folder_with_modules(tmp_path)
+    (project / "models/weights.bin").write_bytes(bytes((1 << 20) + 1))
+    for name in ("models/words.csv", "models/deep/draft.py", "models/deep/kept.py"):
+        (project / name).touch()
+    (project / program_files.IGNORE).write_text("# drafts\n/models/deep/*\n!kept.py\n/helper.py\n")
+    program = ["python", str(project / "train.py")]
+    packed = program_files.pack(program, [])
+    assert members(packed) == ["models/__init__.py", "models/deep/kept.py", "models/words.csv", "train.py"]
+    assert packed.extent.startswith("4 files, ")
+    assert packed.left_out == [
+        "not copied: models/weights.bin, large data, logs or checkpoints; a whole package is: --copy models",
+        "not copied because of .provisionignore: helper.py, models/deep/draft.py and models/deep/layers.py",
+    ]
+    (project / os.fsdecode(b"models/\xff.py")).touch()
+    (project / program_files.IGNORE).write_text("\ufeff/helper.py\n[[:alpha:]]x\n", encoding="utf-8")
+    assert "helper.py" not in members(program_files.pack(program, []))
+    (project / os.fsdecode(b"models/\xff.py")).unlink()
+    for pattern in ("!", "[z-a]"):
+        (project / program_files.IGNORE).write_text(pattern)
+        with pytest.raises(UsageError, match=r"invalid pattern: expected the grammar of \.gitignore"):
+            program_files.pack(program, [])
+    (project / program_files.IGNORE).unlink()
+    assert {"models/weights.bin", "models/deep/draft.py"} <= set(members(program_files.pack(program, [project / "models"])))
+
+
+def test_two_projects_of_one_name_have_two_folders(tmp_path: Path) -> None:
+    folders = set()
+    for name in ("mine", "yours"):
+        (tmp_path / name).mkdir()
+        folders.add(program_files.pack(["python", str(folder_with_modules(tmp_path / name) / "train.py")], []).folder)
+    assert len(folders) == 2
 
 
 def test_links_keep_their_names_and_named_files_win(tmp_path: Path) -> None:
@@ -767,7 +802,7 @@ def test_this_machine_has_so_many_slots_where_nothing_gives_it_any(tmp_path: Pat
     for hosts in (None, "localhost"):
         assert [count for _, count in placed(["true"], hosts, np=most)] == [most]
         assert [count for _, count in placed(["true"], hosts, np=most + 1, oversubscribe=True)] == [most + 1]
-        with pytest.raises(UsageError, match=f"1000000 ranks, but the 1 host.s. have {most} slots"):
+        with pytest.raises(UsageError, match=f"1,000,000 ranks, but 1 host with {most} slots"):
             placed(["true"], hosts, np=1_000_000)
         with pytest.raises(UsageError, match=f"1000000 ranks do not fit into the {most} slots of"):
             placed(["true"], hosts, nproc_per_node="1000000")

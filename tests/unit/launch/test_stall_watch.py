@@ -44,7 +44,8 @@ class Clock:
             self.attend(watch)
 
     def busy(self, watch: StallWatch, seconds: int) -> None:
-        """Hosts say nothing."""
+        """Hosts say that the job goes on, and then nothing."""
+        watch.quiet(0)
         for _ in range(0, seconds, 5):
             self.now += 5
             self.attend(watch)
@@ -105,13 +106,11 @@ def test_a_stall_is_said_once_recorded_and_its_end_too(watched: Any, clock: Cloc
     assert lines[1] == "  → ls -l"
     record = tmp_path / "runs" / RUN / stall_watch.RECORD
     assert record.stat().st_mode & 0o777 == 0o600
-    since = runs.stalled_since(RUN)
-    assert since is not None
-    assert since.timestamp() == began
+    (stall,) = runs.stalls(RUN).stalls
+    assert (stall.since.timestamp(), stall.seconds) == (began, None)
     clock.busy(watch, 20)
     assert lines[-1].startswith("provision: the job goes on, after 10 min")
-    assert runs.stalled_since(RUN) is None
-    assert json.loads(record.read_text())["stalls"][0]["seconds"] > 600
+    assert json.loads(record.read_text())["stalls"][0]["seconds"] >= 600
     assert watch.last_words == ""
 
 
@@ -198,6 +197,15 @@ def test_a_finding_counts_only_where_the_job_is_still_quiet_after_it(watched: An
     assert watch.action == "kill"
 
 
+def test_silence_of_the_hosts_is_no_sign_of_progress(watched: Any, clock: Clock) -> None:
+    watch, lines = watched(Examined(clock, STALLED))
+    clock.quiet(watch, 100)
+    clock.now += 300
+    clock.attend(watch)
+    assert ["has stalled" in line for line in lines[:1]] == [True]
+    assert not any("goes on" in line for line in lines)
+
+
 def test_ranks_that_do_not_die_of_a_restart_end_the_job(watched: Any, clock: Clock) -> None:
     watch, _lines = watched(Examined(clock, STALLED), "restart")
     clock.quiet(watch, 65)
@@ -267,7 +275,7 @@ def test_options() -> None:
 
 def test_a_run_of_another_machine_or_with_an_odd_name_is_not_looked_for() -> None:
     for name in (RUN, "../../etc", "", "x\0"):
-        assert runs.stalled_since(name) is None
+        assert runs.stalls(name).stalls == []
 
 
 #: What a rank does, and whether that shows that it goes on.
@@ -295,9 +303,12 @@ def test_signs_of_progress_of_processes() -> None:
         time.sleep(0.15)  # they have begun
         rhythms = {name: guard.Rhythm() for name in RANKS}
         assert [each.look(guard.of_run(f"{run_id}-{at}")) for at, each in enumerate(rhythms.values())] == [0.0] * len(RANKS)
-        time.sleep(0.2)
         for at, (name, rhythm) in enumerate(rhythms.items()):
-            assert (rhythm.look(guard.of_run(f"{run_id}-{at}")) == 0.0) == RANKS[name][1], name
+            for _ in range(50 if RANKS[name][1] else 1):  # on a busy machine a step comes late
+                time.sleep(0.2)
+                if goes_on := rhythm.look(guard.of_run(f"{run_id}-{at}")) == 0.0:
+                    break
+            assert goes_on == RANKS[name][1], name
         assert guard.Rhythm().look(guard.of_run("no such run")) is None
     finally:
         for rank in ranks.values():

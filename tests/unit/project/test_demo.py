@@ -62,6 +62,7 @@ def test_where_no_host_can_be_made_it_installs_without_root_in_a_folder_of_its_o
     assert calls == ["sandbox check", f"up {folder}/hosts.ini {folder}/state"]
     assert "no engine answers" in done.stdout
     assert f"demo: on this machine without root, in {folder}" in done.stdout
+    assert f"run {folder}/hosts.ini examples/pytorch_mnist.py" in done.stdout
     (host,) = inventory.load(str(folder / "hosts.ini")).hosts
     assert (host.name, host.connection, host.prefix, host.variables["provision_sudo"]) == ("localhost", "local", f"{folder}/prefix", "no")
 

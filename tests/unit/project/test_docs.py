@@ -30,6 +30,7 @@ from typer.testing import CliRunner
 
 from provision import inventory
 from provision.cli.main import app
+from provision.launch.option_table import ELASTIC, HOROVOD, JOB_OPTIONS, TUNING
 from provision.sandbox import Sandbox, names
 
 ROOT = Path(__file__).parents[3]
@@ -87,8 +88,28 @@ def test_tables_of_options_are_their_declarations(pytestconfig: pytest.Config) -
     made = re.sub(r"(<!-- options: (.*) -->\n\n)(\|.*\n)*", lambda found: found[1] + table_of_options(found[2]), page.read_text())
     if pytestconfig.getoption("update"):
         page.write_text(made)
-    assert made.count("<!-- options:") == 2
+    assert made.count("<!-- options:") == 3
     assert page.read_text() == made
+
+
+@pytest.mark.parametrize(
+    ("page", "mark", "panels"),
+    [("horovod.md", "settings of horovodrun", (HOROVOD,)), ("run.md", "options that the help only names", (ELASTIC, TUNING))],
+)
+def test_the_options_of_run_that_the_help_leaves_out_are_on_a_page(
+    page: str, mark: str, panels: tuple[str, ...], pytestconfig: pytest.Config
+) -> None:
+    file = ROOT / "docs" / page
+    settings = [each for each in JOB_OPTIONS if each.panel in panels and each.spelled]
+    what = ["" if each.panel == HOROVOD else each.help for each in settings]
+    sets = [", ".join(f"`{name}`" for name in (each.horovod, each.engine) if name) for each in settings]
+    rows = [f"| `{', '.join(each.names)}` | {does} {variables} |\n" for each, does, variables in zip(settings, what, sets, strict=True)]
+    table = f"| option | {'sets' if HOROVOD in panels else 'does, or sets'} |\n|---|---|\n" + "".join(rows)
+    made = re.sub(rf"(<!-- {mark} -->\n\n)(\|.*\n)*", lambda found: found[1] + table, file.read_text())
+    if pytestconfig.getoption("update"):
+        file.write_text(made)
+    assert len(rows) > 5
+    assert table in file.read_text()
 
 
 def test_the_quick_start_names_demo_and_test() -> None:

@@ -52,6 +52,17 @@ def shown(stage: Stage, width: int, now: float = 40.0, height: int = 24) -> list
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
+def test_a_host_that_waits_for_the_build_of_another_says_so() -> None:
+    stage = Stage.of("Install", ["a", "b"], 0.0, STEPS)
+    for name in "ab":
+        stage.event(event(name, "ok", "engine"), 1.0)
+    stage.event(event("a", "started", "engine"), 1.0)
+    assert [row.remark for row in stage.rows(2.0)] == ["", ""], "tasks follow one another"
+    assert [(row.hosts, row.remark) for row in stage.rows(9.0)] == [(("a",), ""), (("b",), "waits for a")]
+    stage.event(event("a", "ok", "engine"), 9.0)
+    assert [row.remark for row in stage.rows(20.0)] == ["", ""], "all wait for Ansible"
+
+
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("count", [1, 2, 9, 16])
 @pytest.mark.parametrize("pattern", ["node{}", "worker-{:03}.rack-12.training.cluster.example.com"])

@@ -64,19 +64,50 @@ def shown(report: Report, width: int) -> list[str]:
 def test_the_closing_table_fits_the_terminal_and_names_stay_whole(width: int, nccl: str, count: int) -> None:
     versions = {"openmpi": "4.1.8", "cmake": "3.31.6", "python": "3.11.2", "torch": "2.13.0+cpu", "nccl": nccl, "engine": "0.1.0"}
     names = [f"worker-{number:03}.lan" for number in range(1, count + 1)]
-    report = Report(run_id="r", folder="/f", inventory="hosts.ini", np=4, smoke={"np": "2; evil"}, seconds=119)
+    report = Report(
+        run_id="r",
+        folder="/f",
+        inventory="hosts.ini",
+        np=4,
+        smoke={"np": "2; evil", "epochs": [{"test_accuracy_percent": 95.211}]},
+        seconds=119,
+    )
     report.hosts = [HostReport(host=name, state="ready", changed=20, seconds=92, **versions) for name in names]
     lines = shown(report, width)
     assert max(map(len, lines)) <= width
-    assert [line.split()[0] for line in lines[1 : count + 1]] == names
+    assert lines[0] == f"ready: {count} host{'s' * (count > 1)}, 1 min 59 s"
+    assert [line.split()[0] for line in lines[2 : count + 2]] == names
     assert "2.13.0+cpu" in "".join(lines)
     assert ("NCCL" in "".join(lines)) == (nccl != "-")
     assert (any(line.startswith("on all hosts: Open MPI 4.1.8, ") for line in lines)) == (width == 80)
     assert lines[-3:] == [
-        "ready in 1 min 59 s; everything about this run: /f",
+        "everything about this run: /f",
         "Next: provision run 'my hosts.ini' -np 4 train.py  (your own program)",
-        "      provision report --open  (this run as a page)",
+        "      provision runs report --open  (this run as a page)",
     ]
+
+
+TRAINED = {
+    "schema": 1,
+    "dataset": "digits",
+    "np": 1,
+    "hosts": {},
+    "participants": [],
+    "bar_percent": 90.0,
+    "images_per_second": 9.0,
+    **dict.fromkeys(("one_rank_images_per_second", "speedup", "efficiency", "without_communication_images_per_second"), None),
+    "efficiency_of_communication": None,
+    "epochs": [{"epoch": 1, "test_accuracy_percent": 95.211}],
+}
+
+
+@pytest.mark.parametrize("epochs", [[{}], 5, "abc", {"a": 1}, [3], [{"epoch": 1, "test_accuracy_percent": "x"}], []])
+def test_the_verdict_names_the_accuracy_of_a_valid_report_alone(epochs: object) -> None:
+    """A host may report anything."""
+    report = Report(run_id="r", folder="/f", inventory="hosts.ini", smoke=TRAINED, seconds=97)
+    assert shown(report, 80)[0] == "ready: 0 hosts, 95.21 %, 1 min 37 s"
+    report.smoke = {**TRAINED, "epochs": epochs}
+    assert shown(report, 80)[0] == "ready: 0 hosts, 1 min 37 s"
 
 
 def follows(report: Report, *typed: str, limit: str | None = None, check: bool = False) -> list[str]:
@@ -86,7 +117,7 @@ def follows(report: Report, *typed: str, limit: str | None = None, check: bool =
 def test_what_follows_depends_on_how_the_run_ended() -> None:
     report = Report(run_id="r", folder="/f", inventory="h.ini", hosts=[HostReport(host="a", state="unchanged")])
     dry = follows(report, "h.ini", "--check", "--bundle", "my file", check=True)
-    assert dry == ["provision report --open", "provision h.ini --bundle 'my file'"]
+    assert dry == ["provision runs report --open", "provision h.ini --bundle 'my file'"]
     assert follows(report, "h.ini") == ["provision smoke h.ini", "provision run h.ini train.py"]
     assert follows(report, "h.ini", "--limit", "a", limit="a") == [
         "provision smoke h.ini --limit a",

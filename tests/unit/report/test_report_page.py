@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
@@ -355,20 +356,32 @@ def provision(*words: str) -> tuple[int, str, str]:
 
 def test_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    code, out, err = provision("report")
+    code, out, err = provision("runs", "report")
     assert (code, out) == (2, "")
     assert "there is no run yet" in err
     run = cluster(2, SMOKE)
     folder("20261127-000000-bbbbbb")
-    assert provision("report") == (0, f"{run / 'report.html'}\n", "")
-    assert provision("report", "20261127")[1].endswith("20261127-000000-bbbbbb/report.html\n")
-    code, _, err = provision("report", "2026")
+    assert provision("runs", "report") == (0, f"{run / 'report.html'}\n", "")
+    assert provision("runs", "report", "20261127")[1].endswith("20261127-000000-bbbbbb/report.html\n")
+    code, _, err = provision("runs", "report", "2026")
     assert code == 2
     assert "2 runs begin with 2026" in err
     out = provision("runs")[1]
     assert out.splitlines()[1].split()[:2] == ["20261127-000000-bbbbbb", "unknown"]
     assert out.splitlines()[2].split()[:4] == [run.name, "ready", "provision", "up"]
     assert [each["verdict"] for each in json.loads(provision("runs", "--json", "-n", "1")[1])["runs"]] == ["unknown"]
+
+
+@pytest.mark.parametrize(
+    ("failed", "commands"),
+    [
+        ([], r"<pre>provision run /home/me/big\.ini [^<]*train\.py[^<]*</pre>\s*"),
+        (["gpu001"], r"<pre>provision doctor [^<]*</pre>\s*"),
+    ],
+)
+def test_a_page_ends_with_the_next_commands(failed: list[str], commands: str) -> None:
+    text = page.write(cluster(2, None if failed else SMOKE, failed=failed)).read_text()
+    assert re.search(rf"<h2>Next</h2>\s*{commands}<p><small>", text)
 
 
 def test_the_log_of_a_host_is_what_it_did_and_what_its_ranks_printed() -> None:
@@ -402,7 +415,7 @@ def test_the_log_of_a_host_is_what_it_did_and_what_its_ranks_printed() -> None:
         "== smoke.log: rank 0, 1",
         "rank 0: first",
     ]
-    code, out, err = provision("logs", "gpu001", "--run", run.name)
+    code, out, err = provision("logs", "gpu001", run.name)
     assert (code, err) == (0, ""), err
     assert "\x1b" not in out
     assert out.splitlines()[1:7] == [
@@ -418,6 +431,29 @@ def test_the_log_of_a_host_is_what_it_did_and_what_its_ranks_printed() -> None:
     folder("20261128-000000-cccccc", run={**record, "command": "provision survey", "ranks": {}})
     (later / "run.log").write_text("[1,0]<stdout>:of the program\n", encoding="utf-8")
     assert provision("logs", "gpu000")[1].splitlines()[2:] == ["rank 0: of the program"]
-    code, _, err = provision("logs", "gpu002", "--run", run.name)
+    code, _, err = provision("logs", "gpu002", run.name)
     assert code == 2
     assert "name one of its hosts: gpu000, gpu001" in err
+
+
+def test_ranks_that_were_late_have_a_row_with_where_their_time_went() -> None:
+    own, others = {"rank": 3, "signs": {"cpu": 0.3, "ready": 0.5}}, {"rank": 0, "signs": {"cpu": 0.3}}
+    late = {
+        "since": "2026-11-30T00:11:22Z",
+        "rank": 3,
+        "host": "node<2>",
+        "behind": 0.5,
+        "by": "itself",
+        "cause": "ready",
+        "own": own,
+        "others": others,
+    }
+    ended = {**late, "rank": 1, "seconds": 75, "said": "rank 1 waits for a disk"}
+    made = read(folder(stalls={"schema": 1, "stragglers": [{**late, "said": "rank 3 waits for its core"}, ended]}))
+    text = made.said()
+    assert "3 on node<2>" in text
+    assert re.search(r"rank 3 waits for its core noticed at \S+, and until the end", text)
+    assert re.search(r"rank 1 waits for a disk noticed at \S+, for 1 min 15 s", text)
+    assert ("svg", "aria-label", "cpu 30 % ready 50 % disk 0 % ") in made.attributes
+    assert [value for tag, name, value in made.attributes if (tag, name) == ("rect", "width")][:4] == ["160", "128.0", "128.0", "48.0"]
+    assert "Ranks that were late" not in read(folder("20261126-180000-bbbbbb")).said()

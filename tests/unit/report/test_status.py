@@ -250,6 +250,21 @@ def test_a_job_that_has_stalled_says_since_when(hosts: Hosts, capsys: pytest.Cap
         assert ("  stalled since " in capsys.readouterr().out) == (since is not None)
 
 
+def test_a_straggler_is_shown_below_its_job_while_it_is_one(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
+    run = "20261130-001122-abc1234"
+    hosts.answer("node1", activity={**ACTIVITY, "jobs": [{**JOB, "run": run}]})
+    (paths.runs() / run).mkdir(parents=True)
+    window = {"rank": 1, "signs": {"cpu": 0.4}}
+    when = {"since": "2026-11-30T00:11:22Z", "seconds": None, "rank": 1, "host": "node1"}
+    late = {**when, "behind": 0.4, "by": "itself", "cause": "ready", "said": "rank 1 is late", "own": window, "others": window}
+    for stragglers, said in (([late, {**late, "seconds": 7, "said": "rank 2"}], ("rank 1 is late",)), ([], ())):
+        (paths.runs() / run / "stalls.json").write_text(json.dumps({"schema": 1, "stalls": [], "stragglers": stragglers}))
+        found = look(hosts)
+        assert found.jobs[0].stragglers == said
+        show.show(found, Console(width=200))
+        assert ("\n  rank 1 is late\n" in capsys.readouterr().out) == bool(said)
+
+
 def test_an_invalid_lock_is_named_and_hosts_are_shown(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
     hosts.answer("node1")
     (hosts.folder / "provision.lock").write_text("schema: 1\ninventories: [\n")

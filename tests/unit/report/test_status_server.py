@@ -29,7 +29,7 @@ from provision.base.errors import ProvisionError
 from provision.cli import main
 from provision.cli.status import _serve
 from provision.report.status import server as serving
-from provision.report.status.model import Status
+from provision.report.status.model import LastRun, Size, Status
 from provision.report.status.observer import Observer, Poller
 from provision.report.status.server import Server
 
@@ -76,8 +76,8 @@ def raw(server: Server, sent: bytes) -> bytes:
 # ------------------------------------------------------------------------------------------------------- who is let in
 
 
-@pytest.mark.parametrize("target", ["/", "/status.json"])
-def test_the_token_is_needed_everywhere(server: Server, target: str) -> None:
+@pytest.mark.parametrize(("target", "known"), [("/", 200), ("/status.json", 200), ("/report.html", 404)])
+def test_the_token_is_needed_everywhere(server: Server, target: str, known: int) -> None:
     for given in ("", "?token=", f"?token={TOKEN}x", "?token=%ff%00", f"?other={TOKEN}"):
         reply, body = ask(server, target + given)
         assert (reply.status, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
@@ -85,8 +85,8 @@ def test_the_token_is_needed_everywhere(server: Server, target: str) -> None:
         assert "node1" not in body
     assert ask(server, target, Authorization=f"Basic {TOKEN}")[0].status == 401
     assert ask(server, target, Authorization="Bearer wrong")[0].status == 401
-    assert ask(server, f"{target}?token={TOKEN}")[0].status == 200
-    assert ask(server, target, Authorization=f"Bearer {TOKEN}")[0].status == 200
+    assert ask(server, f"{target}?token={TOKEN}")[0].status == known
+    assert ask(server, target, Authorization=f"Bearer {TOKEN}")[0].status == known
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "localhost:80@evil.example", ""])
@@ -259,6 +259,37 @@ def test_tables_are_read_by_screen_readers_and_on_narrow_screens(server: Server)
     assert not re.findall(r"<th(?![^>]* scope=)[ >]", body)
     for name in ("mem GiB", "disk GiB", "GPUs", "ranks", "up for"):
         assert f'data-name="{name}"' in body
+
+
+def test_what_is_out_of_range_is_marked_and_empty_columns_are_hidden(server: Server, status: Status) -> None:
+    gib = 1 << 30
+    host = status.hosts[0].model_copy(
+        update={"load": 40.0, "cores": 16, "memory": Size(total=64 * gib, available=2 * gib), "disk": Size(total=9 * gib, available=gib)}
+    )
+    hot = host.gpus[0].model_copy(update={"name": "H100", "temperature": 90.0, "power": None})
+    server.box[0] = status.model_copy(update={"hosts": (host.model_copy(update={"gpus": (hot,)}),), "jobs": ()})  # type: ignore[attr-defined]
+    body = ask(server, f"/?token={TOKEN}")[1]
+    assert re.findall(r'data-name="([^"]+)" class="red bold">([^<]+)<', body) == [
+        ("load", "40.0/16 (high)"),
+        ("mem GiB", "62/64 (high)"),
+        ("temp", "90 °C (high)"),
+    ]
+    assert 'data-name="disk GiB"' in body
+    assert not re.search(r'data-name="(ranks|power)"', body)
+
+
+def test_the_page_of_the_last_run_is_linked(server: Server, status: Status, tmp_path: Path) -> None:
+    address = f"/report.html?token={TOKEN}"
+    last = LastRun(run="20261126-170000-abc123", command="provision up", verdict="ready", began=None, folder=str(tmp_path))
+    server.box[0] = status.model_copy(update={"last_run": last})  # type: ignore[attr-defined]
+    assert ask(server, address)[0].status == 404
+    assert address not in ask(server, f"/?token={TOKEN}")[1]
+    (tmp_path / "report.html").write_text("<p>the page</p>")
+    assert f'href="{address}"' in ask(server, f"/?token={TOKEN}")[1]
+    reply, body = ask(server, address)
+    assert (reply.status, body) == (200, "<p>the page</p>")
+    assert "script-src" not in reply.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in reply.headers["Content-Security-Policy"]
 
 
 def test_the_document_is_the_one_of_the_command(server: Server, status: Status) -> None:

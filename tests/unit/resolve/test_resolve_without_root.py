@@ -43,11 +43,14 @@ def test_a_requirement_that_needs_root_is_a_conflict_that_names_the_host() -> No
 
 def test_hosts_with_and_without_root_get_the_same_versions_at_one_prefix() -> None:
     both = {"a": host(cuda="12.2", gpus=1), "b": host("10.0.0.2", cuda="12.2", gpus=1, user=NO_ROOT)}
-    apart = plan_for(both, b=HostRequirements(prefix="/home/bob/provision"))
+    (apart,) = plan_for(both, b=HostRequirements(prefix="/home/bob/provision")).conflicts
     text = "give all hosts one prefix that those without root can write: below [all:vars] in the inventory, provision_prefix="
-    assert remedies(apart.conflicts[0])[0] == f"{text}/home/bob/provision"
+    assert (apart.host, apart.what.partition("; ")[2]) == ("b", "b: bob may not use sudo")
+    assert list(remedies(apart)) == ["let bob use sudo on b", f"{text}/home/bob/provision"]
     both["b"] = changed(both["b"], disk={"prefix": {"path": "/home/bob/provision", "filesystem": "nfs4"}})
-    assert remedies(plan_for(both, b=HostRequirements(prefix="/home/bob/provision")).conflicts[0])[0] == f"{text}/var/tmp/provision"
+    assert f"{text}/var/tmp/provision" in remedies(plan_for(both, b=HostRequirements(prefix="/home/bob/provision")).conflicts[0])
+    (requested,) = plan_for(both, b=HostRequirements(prefix="/srv/b")).conflicts  # sudo would not change it
+    assert not any("use sudo" in each for each in remedies(requested))
     made = plan_for(both, a=HostRequirements(prefix="/home/bob/provision"), b=HostRequirements(prefix="/home/bob/provision")).hosts
     assert [made[name].root for name in "ab"] == [True, False]
     assert made["a"].nccl.version == made["b"].nccl.version

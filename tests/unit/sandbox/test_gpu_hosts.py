@@ -34,7 +34,7 @@ HOSTS = ["node1", "node2", "node3"]
 SOURCE = Path(str(library.__file__)).with_name("nvml.c").read_text(encoding="utf-8")
 #: Keys that nvml.c makes of a text and a number, or of several texts.
 COMPOSED = re.compile(
-    r"(temperature|threshold|clock|max_clock|set_clock|default_clock|topology|p2p|retired_pages|field|ecc|nvlink)\.[\w.]+"
+    r"(temperature|threshold|clock|max_clock|set_clock|default_clock|topology|p2p|retired_pages|field|ecc|nvlink|instance)\.[\w.]+"
 )
 
 
@@ -198,7 +198,10 @@ def test_amd_hosts_show_the_kernels_topology_and_answers_of_amd_smi():
 def test_the_library_answers_from_the_text_and_finds_no_cuda_device(tmp_path, monkeypatch):
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
     state = tmp_path / "state.txt"
-    state.write_text(host.files("node1", on_fabric("h100"), [HostFault("xid79", "node1", 2)])["state.txt"], encoding="utf-8")
+    state.write_text(
+        host.files("node1", on_fabric("h100"), [HostFault("xid79", "node1", 2), HostFault("mig-instances", "node1", 3)])["state.txt"],
+        encoding="utf-8",
+    )
     monkeypatch.setenv("PROVISION_SIMULATED_GPUS", str(state))
     for name, content in library.built().items():
         (tmp_path / name).write_bytes(content)
@@ -215,6 +218,15 @@ def test_the_library_answers_from_the_text_and_finds_no_cuda_device(tmp_path, mo
     assert nvml.nvmlDeviceGetHandleByIndex_v2(2, ctypes.byref(gpu)) == 0
     assert nvml.nvmlDeviceGetName(gpu, text, 96) == 15
     assert ctypes.CDLL(str(tmp_path / "libcuda.so.1")).cuInit(0) == 100
+    instance = ctypes.c_void_p()
+    assert nvml.nvmlDeviceGetHandleByIndex_v2(3, ctypes.byref(gpu)) == 0
+    assert nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 7, ctypes.byref(instance)) == 6, "not found"
+    assert nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 6, ctypes.byref(instance)) == 0
+    assert nvml.nvmlDeviceGetUUID(instance, text, 96) == 0
+    assert text.value.startswith(b"MIG-6")
+    assert (nvml.nvmlDeviceGetGpuInstanceId(instance, ctypes.byref(count)), count.value) == (0, 13)
+    assert nvml.nvmlDeviceGetGpuInstanceId(gpu, ctypes.byref(count)) == 3, "not supported: it is the whole GPU"
+    assert nvml.nvmlDeviceGetPowerManagementLimit(instance, ctypes.byref(limit)) == 3, "not supported by an instance"
 
 
 def test_the_library_needs_a_compiler(tmp_path, monkeypatch):

@@ -232,6 +232,18 @@ def test_what_was_begun_is_removed_through_the_same_engine(monkeypatch, tmp_path
     assert not names.folder("mine").exists()
 
 
+def test_files_without_hosts_that_an_earlier_run_left_are_removed_first(monkeypatch, tmp_path):
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
+    engine = Recorded([])
+    monkeypatch.setattr(lifecycle, "_engine", lambda _step, _kind: contextlib.nullcontext(engine))
+    names.folder("mine").mkdir(parents=True)
+    (names.folder("mine") / "id_ed25519").write_text("old")
+    with pytest.raises(ProvisionError, match="no network"):
+        sandboxes.up(count=3, base="debian:12", name="mine", say=engine.asked.append, engine="docker")
+    assert engine.asked[:3] == ["removing what an earlier run left", "remove mine", "network of 3"]
+
+
 def test_an_unknown_engine_is_refused(capsys):
     assert main.guarded(lambda: main.app(args=["sandbox", "up", "--engine", "podman"], prog_name="provision"), debug=False) == 2
     assert "docker, namespaces" in capsys.readouterr().err

@@ -502,7 +502,7 @@ def test_packages_that_only_root_can_install_must_be_there() -> None:
     (sentence,) = said(without_root(compiler=None, ssh={"client": None}))
     assert sentence.startswith(
         "error a: bob may not use sudo, and packages that only root can install are missing: g++, openssh-client\n"
-        "  → ask an administrator to run there: apt-get install g++ openssh-client; or let bob use sudo"
+        "  → let bob use sudo, log in as root (ansible_user=root); or ask an administrator to run there: apt-get install g++ openssh-client"
     )
 
 
@@ -510,7 +510,7 @@ def test_packages_that_only_root_can_install_must_be_there() -> None:
     ("user", "why"),
     [
         ({"name": "bob", "sudo": "none", "sudo_installed": False}, "there is no sudo and bob is not root"),
-        ({"name": "bob", "sudo": "none", "sudo_says": "bob is not in the sudoers file."}, "bob may not use sudo (bob is not in the"),
+        ({"name": "bob", "sudo": "none", "sudo_says": "bob is not in the sudoers file."}, "bob may not use sudo: bob is not in the"),
         ({"name": "bob", "sudo": "unwanted", "can_become": False}, "provision_sudo=no"),
     ],
 )
@@ -520,9 +520,10 @@ def test_the_reason_for_no_root_is_given(user: dict[str, Any], why: str) -> None
 
 
 def test_a_sudo_that_may_need_a_password_is_mentioned() -> None:
-    user = {"name": "bob", "sudo": "password", "sudo_says": "a password is required (and ...)", "can_become": False}
-    warning, error = said(without_root(user=user, compiler=None))
-    assert warning.startswith("warning a: a password is required (and ...): installed without root\n  → ")
+    user = {"name": "bob", "sudo": "password", "sudo_says": "sudo: a password is required (and ...)", "can_become": False}
+    (warning,) = said(without_root(user=user))
+    (error,) = said(without_root(user=user, compiler=None))  # instead of the warning
+    assert warning.startswith("warning a: bob may not use sudo: a password is required (and ...): installed without root\n  → ")
     assert all("--ask-become-pass" in each for each in (warning, error))
 
 

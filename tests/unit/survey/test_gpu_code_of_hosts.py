@@ -32,9 +32,9 @@ from provision.survey.gpu_code import Gpu, Library, Scan
 
 LIBRARIES = Path(__file__).parents[2] / "data" / "gpu_code"
 V100, H100, B300 = (
-    Gpu(name="V100", compute_capability="7.0"),
-    Gpu(name="H100", compute_capability="9.0"),
-    Gpu(name="B300", compute_capability="10.3"),
+    Gpu(name="V100", architecture="7.0"),
+    Gpu(name="H100", architecture="9.0"),
+    Gpu(name="B300", architecture="10.3"),
 )
 Environment = Callable[[str], Path]
 
@@ -58,6 +58,15 @@ def library(path: str = "/v/x.so", code: str = "8.0", ptx: str = "", containers:
         ("10.3", library(code="10.0a"), False),
         ("10.3", library(code="10.0f"), True),
         ("10.3", library(code="9.0", ptx="9.0a"), False),
+        ("gfx942", library(code="gfx90a gfx942"), True),
+        ("gfx90a", library(code="gfx908 gfx942"), False),
+        ("gfx90a", library(code="gfx9-generic"), True),
+        ("gfx1103", library(code="gfx1100 gfx11-generic"), True),
+        ("gfx1201", library(code="gfx11-generic"), False),
+        ("gfx1201", library(code="amdgcnspirv"), True),
+        ("gfx1201", library(code="gfx942 unknown"), True),
+        ("gfx1201", library(code="8.0"), True),  # it is not for GPUs of AMD
+        ("8.0", library(code="gfx942"), True),
     ],
 )
 def test_which_gpus_run_a_library(capability: str, found: Library, runs: bool) -> None:
@@ -74,6 +83,26 @@ def test_a_problem_names_library_architectures_gpus_and_remedy() -> None:
     assert problem.what.endswith("has no code for its V100 (7.0); it has 7.5, 9.0")
     assert "a build of PyTorch" in (problem.hint or "")
     assert list(gpu_code.missing_code("a", scan, package="torch")) == [], "flash-attn may be optional"
+
+
+def test_on_hosts_with_gpus_of_amd_the_same_is_said() -> None:
+    gpu = Gpu(name="AMD GPU", architecture="gfx90a")
+    names = ("flash_attn_2_hip.so", "libhipblaslt.so", "libMIOpenCKGroupedConv_gfx942.so", "flash_attn_2_cuda.so")
+    codes = ("gfx942 gfx1100", "gfx942", "gfx942", "8.0")
+    scan = Scan(gpus=[gpu], libraries=[library(f"/v/{name}", code) for name, code in zip(names, codes, strict=True)], complete=True)
+    (problem,) = gpu_code.missing_code("a", scan)
+    assert problem.id == "cuda-no-kernel-image"
+    assert problem.what == "/v/flash_attn_2_hip.so has no code for its AMD GPU (gfx90a); it has gfx1100, gfx942"
+    assert 'PYTORCH_ROCM_ARCH="gfx1100;gfx90a;gfx942"' in (problem.hint or "")
+
+
+def test_code_that_cannot_be_read_is_said_to_be_unknown_and_not_missing(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(name="AMD GPU", architecture="gfx90a")
+    for gpus, said in (([gpu], 1), ([H100], 0)):
+        body = Scan(gpus=gpus, libraries=[library("/v/a.so", "gfx942 unknown")], complete=True).model_dump_json()
+        monkeypatch.setattr(ssh, "run", lambda *_, body=body, **__: {"localhost": ssh.Answer(0, f"{ssh.ANSWER}\n{body}\n", "")})
+        problems = gpu_code.check(session, {"localhost": "python3"})
+        assert [(each.severity, "not known" in each.what) for each in problems] == [("warning", True)] * said
 
 
 def test_variants_and_libraries_for_some_gpus_are_no_problem() -> None:
@@ -174,7 +203,7 @@ def test_without_gpus_no_python_is_started(session: Session, tmp_path: Path, mon
     assert gpu_code.check(session, {"localhost": "/absent/python"}) == []
 
 
-@pytest.mark.parametrize("answer", ["", "{}", '{"gpus": [{"name": "x", "compute_capability": "9"}], "libraries": [], "complete": true}'])
+@pytest.mark.parametrize("answer", ["", "{}", '{"gpus": [{"name": "x", "architecture": "9"}], "libraries": [], "complete": true}'])
 def test_an_answer_that_is_none_is_a_warning(session: Session, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     monkeypatch.setattr(ssh, "run", lambda *_, **__: {"localhost": ssh.Answer(0, f"motd\n{ssh.ANSWER}\n{answer}\n", "oh")})
     (problem,) = gpu_code.check(session, {"localhost": "python3"})
