@@ -55,6 +55,33 @@ class OursInTorch(Ours):
         return lambda: hvd.allreduce_(tensor, op=hvd.Sum)
 
 
+class OursAdopted(OursInTorch):
+    """As :class:`OursInTorch`, on a tensor that has moved (COLLECTIVE_ADOPT_TENSORS). Raises RuntimeError where PyTorch cannot do that."""
+
+    memory = "adopted"
+
+    def __init__(self) -> None:
+        import torch
+
+        if not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
+            raise RuntimeError("needs PyTorch 2.13 or newer")
+
+    def array(self, elements: int) -> Array:
+        import collective_core.torch as hvd
+        import torch
+
+        self._tensor = torch.zeros(elements)
+        for _ in range(2):
+            hvd.allreduce_(self._tensor, op=hvd.Sum)
+        return self._tensor.numpy()
+
+    def step(self, array: Array) -> Step:
+        import collective_core.torch as hvd
+
+        tensor = self._tensor
+        return lambda: hvd.allreduce_(tensor, op=hvd.Sum)
+
+
 class OpenMpi:
     """MPI_Allreduce through mpi4py."""
 
@@ -115,7 +142,7 @@ def start_gloo() -> None:
 
 #: The engine's own sides, of which one needs PyTorch, then the peers by the names that --peers knows.
 OWN: tuple[Callable[[], Any], ...] = (OursInArena, Ours)
-IN_TORCH = {OursInTorch.call: OursInTorch}
+IN_TORCH = {OursInTorch.call: OursInTorch, f"{OursAdopted.call}, adopted": OursAdopted}
 PEERS: dict[str, Callable[[], Any]] = {"mpi": OpenMpi, "gloo": Gloo}
 
 

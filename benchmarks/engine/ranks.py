@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 from typing import Any
@@ -18,6 +19,8 @@ from .options import ELEMENT_BYTES, Options, UsageError
 def main(wanted: Options) -> int:
     """Measures what was asked for. Raises :class:`UsageError` when --np and the ranks that mpirun started disagree."""
     measure.keep_freed_memory()
+    if not wanted.train:
+        os.environ.setdefault("COLLECTIVE_ADOPT_TENSORS", "1")  # for the side of that name: NumPy's arrays, which others use, stay
     cc.init()
     if wanted.ranks is not None and wanted.ranks != cc.size():
         raise UsageError(f"--np {wanted.ranks}, but the launcher started {cc.size()} ranks; leave --np away under mpirun")

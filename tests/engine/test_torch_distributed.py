@@ -70,6 +70,17 @@ def test_buffers_of_fsdp2_and_buckets_of_ddp_lie_in_the_engines_memory(launch, n
         assert report["ddp_again"] == moved
 
 
+@pytest.mark.skipif(not hasattr(torch.UntypedStorage, "_swap_data_ptr_"), reason="PyTorch before 2.13 exchanges no memory")
+def test_tensors_that_are_reduced_again_move_where_that_is_allowed(launch):
+    reports = launch("torch_arena.py", 2, arguments=["adopted"], env={"COLLECTIVE_ADOPT_TENSORS": "1"}).must_succeed().reports()
+    assert len(reports) == 2
+    for rank, report in reports.items():
+        assert report["wrong"] == []
+        moved = ["plain", *(["array"] if rank else []), "grid"]
+        assert report["moved"] == dict.fromkeys(("all_reduce", "async", "allreduce_", "allreduce_async_", "grouped_allreduce_"), moved)
+        assert (report["left"], report["ddp"]["moved"], report["views"]["moved"]) == (0, 1, 0)
+
+
 def test_memory_of_a_sum_that_has_timed_out_is_not_used_again(launch):
     reports = launch("torch_arena.py", 2, arguments=["timeout"], env={"COLLECTIVE_TIMEOUT": "2"}, keep_going=True).reports()
     assert len(reports) == 2

@@ -10,7 +10,8 @@ import time
 import common
 import torch
 import torch.distributed as dist
-from collective_core.torch.backend import memory
+from collective_core.torch import memory
+from collective_core.torch.backend import reducers
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -106,7 +107,7 @@ def fsdp():
 
 def ddp(as_views=False, hook=None, overlaps=False, **how):
     """Whether it trains as one process does, and how many of its buckets lie in the arena."""
-    memory.can_overlap = lambda: overlaps
+    reducers.can_overlap = lambda: overlaps
     before = set(memory._blocks)
     trained = nn.parallel.DistributedDataParallel(model(), gradient_as_bucket_view=as_views, **how)
     if hook is not None:
@@ -171,6 +172,42 @@ def _without_room():
         return is_close(train(trained, mine=True), train(model(), mine=False)) and not is_in_arena(ordinary) and before == memory._blocks
     finally:
         _native.allocate = original
+
+
+def adopted():
+    """Tensors that are reduced in place again move, and NumPy's, views and small ones stay; every sum is right, whoever's has moved."""
+    import collective_core.torch as hvd
+
+    hvd.init()
+    ways = {
+        "all_reduce": dist.all_reduce,
+        "async": lambda tensor: dist.all_reduce(tensor, async_op=True).wait(),
+        "allreduce_": lambda tensor: hvd.allreduce_(tensor, op=hvd.Sum),
+        "allreduce_async_": lambda tensor: hvd.synchronize(hvd.allreduce_async_(tensor, op=hvd.Sum)),
+        "grouped_allreduce_": lambda tensor: hvd.grouped_allreduce_([tensor, torch.ones(3)], op=hvd.Sum),
+    }
+    moved, wrong = {}, []
+    for name, reduce in ways.items():
+        with_array, array = torch.empty(70_001), None
+        if rank == 0:
+            array = with_array.numpy()
+        small, part = torch.empty(1000), torch.empty(2, 70_001)[1]
+        tensors = {"plain": torch.empty(70_001), "array": with_array, "small": small, "part": part, "grid": torch.empty(300, 200)}
+        seen = {which: tensor.view(-1)[3:5] for which, tensor in tensors.items()}
+        for turn in range(5):
+            where = {which: is_in_arena(tensor) for which, tensor in tensors.items()}
+            for which, tensor in tensors.items():
+                tensor.fill_(float(turn + rank))
+                reduce(tensor)
+                total = float(size * turn + sum(range(size)))
+                known = [tensor.unique().tolist(), seen[which].tolist(), [float(array[7])] if which == "array" and rank == 0 else [total]]
+                if known != [[total], [total, total], [total]]:
+                    wrong.append((name, which, turn, known))
+            moved[name] = [which for which in tensors if is_in_arena(tensors[which])]
+            if turn < 2 and any(where.values()):
+                wrong.append((name, turn, where))
+        del tensors, seen, tensor, with_array, small, part
+    return {"wrong": wrong, "moved": moved, "left": left_blocks(), "ddp": ddp(), "views": ddp(as_views=True)}
 
 
 def timed_out():
@@ -244,7 +281,7 @@ def all_of_it():
     return {**report, "later": old.unique().tolist(), "ddp_again": ddp()}
 
 
-common.report(**{"all": all_of_it, "timeout": timed_out}[sys.argv[1]]())
+common.report(**{"all": all_of_it, "adopted": adopted, "timeout": timed_out}[sys.argv[1]]())
 if sys.argv[1] == "timeout":
     os._exit(0)  # MPI_Finalize would wait for the other rank
 dist.destroy_process_group()

@@ -8,6 +8,7 @@ COLLECTIVE_NETWORK             CIDRs or interfaces, comma separated; each host u
 COLLECTIVE_RAILS               further CIDRs or interfaces: large tensors go over each host's address in each of them, too
 COLLECTIVE_SOCKETS             TCP connections to each other rank and address over which large reductions go (1); rank 0's counts
 COLLECTIVE_SINGLE_COPY         0: ranks of a host do not reach each other's memory, though the system allows it (1)
+COLLECTIVE_ADOPT_TENSORS       1: tensors that are reduced in place again move to memory that the ranks of a host share (torch/memory.py)
 COLLECTIVE_FUSION_MB           size in MB of the buckets in which DistributedOptimizer sums gradients (25)
 COLLECTIVE_BACKEND             transport of tensors between ranks: engine, or mpi (engine)
 COLLECTIVE_SEMANTICS           whose rules hold where the engine's differ from Horovod's: engine, or horovod (engine)
@@ -80,6 +81,7 @@ class Config(NamedTuple):
     start_timeout: float
     sockets: int
     single_copy: bool
+    adopt_tensors: bool
     fusion_bytes: int
     backend: str
     semantics: str
@@ -146,6 +148,7 @@ def from_environment() -> Config:
         start_timeout=_number(environment, "COLLECTIVE_START_TIMEOUT", DEFAULT_START_TIMEOUT),
         sockets=_whole_number(environment, "COLLECTIVE_SOCKETS", MAX_SOCKETS),
         single_copy=_switch(environment, "COLLECTIVE_SINGLE_COPY", default=True),
+        adopt_tensors=_switch(environment, "COLLECTIVE_ADOPT_TENSORS"),
         fusion_bytes=int(_number(environment, "COLLECTIVE_FUSION_MB", DEFAULT_FUSION_MB) * (1 << 20)),
         backend=one_of("COLLECTIVE_BACKEND", BACKENDS),
         semantics=one_of(SEMANTICS, tuple(_native.SEMANTICS)),

@@ -112,6 +112,19 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return not tensor.is_neg() and not tensor.is_conj()
 
 
+def adopt_again(tensor: torch.Tensor) -> bool:
+    """Moves a tensor that is reduced in place for the second time into memory that the ranks of a host share, where the program allows
+    that (COLLECTIVE_ADOPT_TENSORS). Returns whether it stays where it lies now."""
+    if not membership.current().config.adopt_tensors:
+        return True
+    from collective_core.torch import memory  # loaded where it is wanted
+
+    times = memory.times_reduced(tensor)
+    if times == 2:
+        memory.adopt(tensor)
+    return times > 1
+
+
 def new_like(tensor: torch.Tensor) -> torch.Tensor:
     """An uninitialised, contiguous tensor of the same shape, type and device; an unsupported one itself, as nothing is written then."""
     if unsupported_tensor(tensor):

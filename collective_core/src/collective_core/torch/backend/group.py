@@ -15,7 +15,8 @@ from collective_core import _native, job
 from collective_core.errors import CollectiveError
 from collective_core.runtime import config, external, membership, prepared, rendezvous
 from collective_core.runtime.point_to_point import PointToPoint, Transfer
-from collective_core.torch.backend import cuda, exchanges, memory, reductions
+from collective_core.torch import memory
+from collective_core.torch.backend import cuda, exchanges, reducers, reductions
 from collective_core.torch.backend.cuda import on_its_device
 from collective_core.torch.backend.operations import Operations, nothing
 from collective_core.torch.backend.store import StoreLauncher
@@ -55,7 +56,7 @@ class CollectiveGroup(dist.ProcessGroup):
         _groups.add(self)
         self._timeout, self._job_ranks = seconds, [peer.rank for peer in peers]
         self.of_gpus: Any = None if self.why_no_nccl else cuda.make_group(store, rank, size, timedelta(seconds=seconds))
-        self.reducers = memory.Reducers()
+        self.reducers = reducers.Reducers()
         self._point_to_point = PointToPoint(launcher, peers, self.operations.set, seconds, settings.stall_warning)
 
     # --- what it is

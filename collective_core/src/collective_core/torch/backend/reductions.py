@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from collective_core import _native
-from collective_core.torch.backend import memory
 from collective_core.torch.backend.exchanges import gather_equal
 from collective_core.torch.backend.operations import options_of
+from collective_core.torch.backend.reducers import is_of_reducer
 from collective_core.torch.backend.tensors import as_real, copy_back, copy_into, listed, on_host
 from collective_core.torch.backend.work import GroupWork
-from collective_core.torch.tensors import EXCHANGE_API, PLAIN, raise_versions
+from collective_core.torch.tensors import EXCHANGE_API, PLAIN, adopt_again, raise_versions
 from collective_core_autoload import NAME
 
 if TYPE_CHECKING:
@@ -39,17 +39,20 @@ _BY_PARTS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 
 def allreduce(group: CollectiveGroup, tensors: Any, opts: Any = None) -> GroupWork:
     opts, tensors = options_of(opts, c10d.AllreduceOptions), listed(tensors)
-    if getattr(opts, "asyncOp", False) and memory.is_of_reducer():
+    of_reducer = getattr(opts, "asyncOp", False) and is_of_reducer()
+    if of_reducer:
         for tensor in tensors:
             group.reducers.take(group, tensor)
         # With other groups, of any backend, ranks may come to their collectives and to full buckets in different orders.
         opts.asyncOp = group.reducers.overlap or len(dist.distributed_c10d._world.pg_map) > 1
     reduce = _REDUCTIONS.get(_kind_of(opts.reduceOp)) if EXCHANGE_API and not getattr(opts, "asyncOp", True) else None
     if reduce is None or len(tensors) != 1:
+        for tensor in () if of_reducer else tensors:
+            adopt_again(tensor)
         return group.operations.group_of([_allreduce(group, tensor, opts) for tensor in tensors])
     (tensor,) = tensors
     if not group.operations.run_prepared(tensor, reduce):
-        return _allreduce(group, tensor, opts, prepare=True)
+        return _allreduce(group, tensor, opts, prepare=of_reducer or adopt_again(tensor))
     raise_versions(tensors)
     return group.operations.done(tensors)
 

@@ -20,6 +20,7 @@ from collective_core.torch.ops.fusion import FusedGroup
 from collective_core.torch.tensors import (
     EXCHANGE_API,
     PLAIN,
+    adopt_again,
     describe,
     dtype_name,
     is_in_host_memory,
@@ -47,6 +48,8 @@ def _describe(tensor: torch.Tensor, name: str | None, how: Reduction, fused: int
 def _start(tensor: torch.Tensor, output: torch.Tensor, name: str | None, how: Reduction, blocking: bool = False, fused: int = 0) -> Any:
     """Reduces ``tensor`` into ``output``, which may be the same."""
     asked = _describe(tensor, name, how, fused)
+    if output is tensor:
+        adopt_again(tensor)
 
     def combine(source: torch.Tensor, target: torch.Tensor) -> None:
         extension("adasum").combine(tensor, source, target, asked.name.decode(), how.prescale, how.postscale, how.process_set)
@@ -107,11 +110,12 @@ def allreduce_(
         result: torch.Tensor = _start(tensor, tensor, name, how, blocking=True).result()
         return result
     operation, set_id = _describe(tensor, name, how), members_of(how.process_set).id
+    is_decided = adopt_again(tensor)
     operation.input = operation.output = tensor.data_ptr() or None
     operations.run(operation, tensor)
     raise_versions((tensor,))
     # Nor that the value of a factor, which may be a tensor, has changed.
-    if isinstance(prescale_factor, numbers.Real) and isinstance(postscale_factor, numbers.Real):
+    if is_decided and isinstance(prescale_factor, numbers.Real) and isinstance(postscale_factor, numbers.Real):
         if not name:
             operation.name = membership.name_prefix("allreduce", set_id).encode()
         counter = None if name else membership.counter("allreduce", set_id)
