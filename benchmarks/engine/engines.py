@@ -73,9 +73,10 @@ class OursAdopted(OursInTorch):
         self._tensor = torch.zeros(elements)
         for _ in range(2):
             hvd.allreduce_(self._tensor, op=hvd.Sum)
-        return self._tensor.numpy()
+        array: Array = self._tensor.numpy()
+        return array
 
-    def step(self, array: Array) -> Step:
+    def step(self, array: Array) -> Step:  # noqa: ARG002 - the array is the tensor's
         import collective_core.torch as hvd
 
         tensor = self._tensor
