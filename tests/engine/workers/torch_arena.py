@@ -192,7 +192,8 @@ def adopted():
         if rank == 0:
             array = with_array.numpy()
         small, part = torch.empty(1000), torch.empty(2, 70_001)[1]
-        tensors = {"plain": torch.empty(70_001), "array": with_array, "small": small, "part": part, "grid": torch.empty(300, 200)}
+        kept = {"array": with_array, "shared": torch.empty(70_001).share_memory_(), "small": small, "part": part}
+        tensors = {"plain": torch.empty(70_001), **kept, "grid": torch.empty(300, 200)}
         seen = {which: tensor.view(-1)[3:5] for which, tensor in tensors.items()}
         for turn in range(5):
             where = {which: is_in_arena(tensor) for which, tensor in tensors.items()}
@@ -206,7 +207,7 @@ def adopted():
             moved[name] = [which for which in tensors if is_in_arena(tensors[which])]
             if turn < 2 and any(where.values()):
                 wrong.append((name, turn, where))
-        del tensors, seen, tensor, with_array, small, part
+        del tensors, kept, seen, tensor, with_array, small, part
     return {"wrong": wrong, "moved": moved, "left": left_blocks(), "ddp": ddp(), "views": ddp(as_views=True)}
 
 

@@ -56,9 +56,10 @@ def adopt(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided or not tensor.is_cpu or length < MIN_BUCKET or membership.current().local_size == 1:
         return
     storage: Any = tensor.untyped_storage()
-    # One that cannot be resized is something else's, as NumPy's.
-    if not hasattr(storage, "_swap_data_ptr_") or storage.nbytes() != length or not storage.resizable():
+    # One that cannot be resized is something else's, as NumPy's; and other processes may have shared and pinned ones in hand.
+    is_own = storage.resizable() and not storage.is_shared() and not tensor.is_pinned()
+    if not hasattr(storage, "_swap_data_ptr_") or storage.nbytes() != length or not is_own:
         return
     block = allocate(length, torch.uint8)
     if block.data_ptr() in _blocks:
-        storage._swap_data_ptr_(block.copy_(torch.empty(0, dtype=torch.uint8).set_(storage)).untyped_storage())
+        storage._swap_data_ptr_(block.copy_(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)).untyped_storage())
