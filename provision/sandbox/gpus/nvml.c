@@ -145,10 +145,12 @@ static int handle(int index, Gpu **out) {
 }
 
 EXPORT nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu **out) { return handle((int)index, out); }
-EXPORT nvmlDeviceGetHandleByPciBusId_v2(const char *bus, Gpu **out) {
+EXPORT nvmlDeviceGetHandleByPciBusId_v2(const char *text, Gpu **out) { /* in capitals or not, with four digits of the domain or eight */
+    unsigned wanted[3], has[3];
+    if (sscanf(text, "%x:%x:%x", &wanted[0], &wanted[1], &wanted[2]) != 3) return INVALID_ARGUMENT;
     for (int i = 0; i < gpu_count; i++) {
-        const char *value = find(i, "bus");
-        if (value && strlen(value) >= 12 && strlen(bus) >= 12 && !strcmp(value + strlen(value) - 12, bus + strlen(bus) - 12)) return handle(i, out);
+        const char *bus = find(i, "bus");
+        if (bus && sscanf(bus, "%x:%x:%x", &has[0], &has[1], &has[2]) == 3 && !memcmp(wanted, has, sizeof has)) return handle(i, out);
     }
     return NOT_FOUND;
 }
@@ -391,12 +393,20 @@ NONE(nvmlDeviceGetNumaNodeId) NONE(nvmlDeviceGetOfaUtilization) NONE(nvmlDeviceG
 NONE(nvmlDeviceGetSramEccErrorStatus) NONE(nvmlDeviceGetSupportedMemoryClocks) NONE(nvmlDeviceGetVgpuHeterogeneousMode)
 NONE(nvmlDeviceValidateInforom)
 
-/* nvidia-smi asks for a table of functions that no header names. It needs three of them; the rest do nothing, or are not supported. */
+/* nvidia-smi asks for a table of functions that no header names. It needs four of them; the rest do nothing, or are not supported. */
 
-enum { SLOTS = 512, HANDLE_BY_INDEX = 81, FIRST_PROCESSES = 213, LAST_PROCESSES = 215 };
+enum { SLOTS = 512, COMMON_ANCESTOR = 23, HANDLE_BY_INDEX = 81, FIRST_PROCESSES = 213, LAST_PROCESSES = 215 };
 
 static int unnamed(const Gpu *gpu) { return gpu >= gpus && gpu < gpus + MAX_HANDLES ? NOT_SUPPORTED : SUCCESS; }
 static int unnamed_handle(uintptr_t index, Gpu **out) { return handle((int)index, out); }
+static int unnamed_ancestor(const char *one, const char *other, unsigned *out) { /* NVML's 10 is its 0, 20 its 1, … */
+    Gpu *from, *to;
+    int why = nvmlDeviceGetHandleByPciBusId_v2(one, &from);
+    if (!why) why = nvmlDeviceGetHandleByPciBusId_v2(other, &to);
+    if (!why) why = nvmlDeviceGetTopologyCommonAncestor(from, to, out);
+    if (!why) *out = *out / 10 - 1;
+    return why;
+}
 static int unnamed_processes(const Gpu *gpu, unsigned *count) { (void)gpu; *count = 0; return SUCCESS; }
 
 EXPORT nvmlInternalGetExportTable(const void **out, const void *id) {
@@ -404,6 +414,7 @@ EXPORT nvmlInternalGetExportTable(const void **out, const void *id) {
     (void)id;
     for (int slot = 1; slot < SLOTS; slot++) table[slot] = (uintptr_t)unnamed;
     for (int slot = FIRST_PROCESSES; slot <= LAST_PROCESSES; slot++) table[slot] = (uintptr_t)unnamed_processes;
+    table[COMMON_ANCESTOR] = (uintptr_t)unnamed_ancestor;
     table[HANDLE_BY_INDEX] = (uintptr_t)unnamed_handle;
     table[0] = sizeof table;
     *out = table;
