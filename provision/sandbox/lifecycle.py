@@ -14,7 +14,7 @@ from pathlib import Path
 
 from provision.base import process_locks, signals, terminal
 from provision.base.errors import ProvisionError, UsageError
-from provision.base.text import counted
+from provision.base.text import counted, joined
 from provision.sandbox import debootstrap, names, namespaces
 from provision.sandbox.containers import container_engine, controller_settings, ssh_keys
 from provision.sandbox.docker_engine import DockerEngine
@@ -144,7 +144,7 @@ def simulate(name: str, wanted: Simulation, say: Say = terminal.say) -> None:
 
     Raises:
         UsageError: there is no such sandbox, or a host of it does not run.
-        ProvisionError: a host cannot show it: no compiler here, no nvidia-smi in its distribution's archive, or no right to mount.
+        ProvisionError: a host cannot show it: no compiler here, no right to mount, or a fault that recorded outputs do not show.
     """
     names.check(name)
     with _locked(name), _engine(f"simulating GPUs in sandbox {name}", _engine_of(name)) as runs:
@@ -152,7 +152,11 @@ def simulate(name: str, wanted: Simulation, say: Say = terminal.say) -> None:
         if not hosts or not all(host.state == "running" for host in hosts):
             raise UsageError(f"sandbox '{name}' does not run", hint=f"Start it: `{names.command('up', name)} --gpus h100:8`.")
         say(f"simulating on {counted(len(hosts), 'host')}: {wanted.gpus}" + "".join(f", {fault}" for fault in wanted.faults))
-        simulation.show(runs, name, hosts, wanted)
+        if recorded := simulation.show(runs, name, hosts, wanted):
+            why = "; ".join(dict.fromkeys(recorded.values()))
+            say(
+                f"nvidia-smi prints recorded outputs on {joined(sorted(recorded))}, which show faults neither of a GPU nor its links: {why}"
+            )
 
 
 def _make(runs: Engine, name: str, base_of: list[str], sudo: SudoMode, slots: int, say: Say) -> Sandbox:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from provision.base.versions import key
 from provision.catalog import OURS
+from provision.sandbox.gpus import recorded
 from provision.sandbox.gpus.model import Fault, Gpus, HostFault, faults, profiles
 
 Settings = Mapping[str, int | str]
@@ -26,6 +27,7 @@ _EFI_ATTRIBUTES = "\x06\x00\x00\x00"
 # NVML's numbers (nvml.h): architectures by the lowest compute capability, topology levels, states.
 _ARCHITECTURES = (("10.0", 10), ("9.0", 9), ("8.9", 8), ("8.0", 7), ("7.5", 6), ("7.0", 5))
 _SYSTEM, _NODE = 50, 40
+_WAYS = {_SYSTEM: "SYS", _NODE: "NODE"}
 _NOT_CONNECTED = 3
 _CLUSTER = "6b1d2f0a-7c35-4e91-9a44-5d8e0c2b7f13"  # of the rack, where there is one
 _NOT_LOADED, _MISMATCH = 9, 18
@@ -83,7 +85,9 @@ def files(host: str, gpus: Gpus, wrong: Iterable[HostFault] = ()) -> dict[str, s
         made["amd-smi"] = _amd_smi(gpus, cards)
         made["devices"] = "/dev/kfd\n" + "".join(f"/dev/dri/renderD{128 + card.number}\n" for card in cards)
     else:
-        made["state.txt"] = _state(gpus, cards, settings, own)
+        shown = _shown(cards, settings, own)
+        made["state.txt"] = _state(gpus, cards, shown, settings, own)
+        made["nvidia-smi"] = recorded.script(*_recorded_of(gpus, shown, loaded))
         made["devices"] = "".join(f"{each}\n" for each in _devices(gpus, settings)) if loaded in ("loaded", "mismatched") else ""
         made["programs"] = "".join(f"{each}\n" for each in _programs(gpus, settings)) if loaded in ("loaded", "mismatched") else ""
         if "imex" in gpus.kind.features:
@@ -164,7 +168,34 @@ def _programs(gpus: Gpus, settings: Settings) -> list[str]:
     return ["nv-fabricmanager"] if "nvlink" in gpus.features and not gpus.kind.mesh and settings.get("fabric_manager", 1) else []
 
 
-def _state(gpus: Gpus, cards: list[Gpu], settings: Settings, own: list[tuple[Fault, int]]) -> str:
+def _shown(cards: list[Gpu], settings: Settings, own: list[tuple[Fault, int]]) -> list[Gpu]:
+    """Those that the driver shows."""
+    missing = {at for fault, at in own if fault.host.get("hidden") == 1}
+    return [card for card in cards if settings.get("hidden") != "all" and card.number not in missing]
+
+
+def _recorded_of(gpus: Gpus, shown: list[Gpu], loaded: str) -> tuple[set[str], dict[str, object], list[dict[str, object]]]:
+    """What nvidia-smi's recorded outputs are filled with: names of what the host has, words of the host, and words of each GPU."""
+    kind, version = gpus.kind, gpus.driver.split(".")
+    host: dict[str, object] = {"version": gpus.driver, "nvml": ".".join(version[:2]), "gpus": len(shown)}
+    host |= {"cuda": OURS.cuda().toolkits.of_branch(gpus.driver) or "0.0", "columns": "\t".join(f"GPU{at}" for at in range(len(shown)))}
+    names = _has(gpus) | {gpus.profile, loaded} | (set() if shown else {"no-gpu"})
+    power, reserved = kind.power or (0, 0, 0), int(profiles().answers["memory"]["memory.reserved"]) >> 20
+    cards: list[dict[str, object]] = []
+    for index, card in enumerate(shown):
+        words, near, peers = card.words(gpus), _ways(gpus, card, shown), _peers(gpus, card.number)
+        links = [peers.count(each.number) if kind.mesh else kind.nvlink.links if kind.nvlink and "nvlink" in names else 0 for each in shown]
+        ways = [f"NV{count}" if count else _WAYS[int(near[f"topology.{at}"])] for at, count in enumerate(links)]
+        ways[index] = " X "
+        own: dict[str, object] = {"index": index, "bus": f"0000{card.bus}".upper(), "slot": card.bus[5:7].upper(), "pci": kind.pci.upper()}
+        own |= {"total": kind.memory_mb, "free": kind.memory_mb - reserved, "bar1": int(str(words["bar1"])) >> 20}
+        own |= {"ways": "\t".join(ways), "gbps": f"{kind.nvlink.mbps / 1000:g}" if kind.nvlink else ""}
+        own |= {"power": power[0], "least_power": power[1], "most_power": power[2]}
+        cards.append(words | host | own)
+    return names, host, cards
+
+
+def _state(gpus: Gpus, cards: list[Gpu], shown: list[Gpu], settings: Settings, own: list[tuple[Fault, int]]) -> str:
     """The text from which the stand-in library answers."""
     cuda = (OURS.cuda().toolkits.of_branch(gpus.driver) or "0.0").split(".")
     loaded = settings.get("driver", "loaded")
@@ -172,8 +203,6 @@ def _state(gpus: Gpus, cards: list[Gpu], settings: Settings, own: list[tuple[Fau
     if loaded in ("unloaded", "mismatched"):
         host["error"] = _NOT_LOADED if loaded == "unloaded" else _MISMATCH
     lines = [f"- {name} {value}" for name, value in host.items()]
-    missing = {at for fault, at in own if fault.host.get("hidden") == 1}
-    shown = [card for card in cards if settings.get("hidden") != "all" and card.number not in missing]
     for index, card in enumerate(shown):  # the library counts those that it finds
         values = {"minor": str(card.number)} | _values(gpus, card, cards, shown)
         if "fabric.state" in values and not settings.get("fabric_manager", 1):
@@ -187,14 +216,20 @@ def _state(gpus: Gpus, cards: list[Gpu], settings: Settings, own: list[tuple[Fau
 
 def _values(gpus: Gpus, card: Gpu, cards: list[Gpu], shown: list[Gpu]) -> dict[str, str]:
     """What a healthy GPU answers, by the stand-in library's keys."""
-    kind, words = gpus.kind, card.words(gpus)
+    words, has = card.words(gpus), _has(gpus)
+    answers = profiles().answers.items()
+    values = {name: str(value).format(**words) for group, each in answers if group in has for name, value in each.items()}
+    return values | (_links(gpus, card, cards, shown) if "nvlink" in has else {}) | _ways(gpus, card, shown)
+
+
+def _has(gpus: Gpus) -> set[str]:
+    """What such GPUs have, by the names of the answers that need it."""
+    kind = gpus.kind
     has = gpus.features | {"always"} | {name for name, value in (("memory", kind.memory_mb), ("temperatures", kind.temperatures)) if value}
     has |= {"fan"} if kind.fan is not None else set()
     if "nvlink" in has:
         has |= {"links"} if kind.mesh else {"links", "switched"}
-    answers = profiles().answers.items()
-    values = {name: str(value).format(**words) for group, each in answers if group in has for name, value in each.items()}
-    return values | (_links(gpus, card, cards, shown) if "nvlink" in has else {}) | _ways(gpus, card, shown)
+    return set(has)
 
 
 def _peers(gpus: Gpus, number: int) -> list[int]:

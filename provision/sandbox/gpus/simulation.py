@@ -30,7 +30,7 @@ _FOLDER, _SCRIPT = "gpus", "gpus.sh"
 _AT_ONCE = 8  # hosts
 _SECONDS = 300  # a mirror may be slow
 _TICK = 0.5  # seconds, after which an interrupt is noticed
-_NO_NVIDIA_SMI = 4  # of gpus.sh
+_RECORDED = 4  # of gpus.sh: nvidia-smi prints recorded outputs
 _REPLACE = f"cd / && rm -rf {FOLDER}/{_FOLDER} && tar -x && exec sh {FOLDER}/{_FOLDER}/{_SCRIPT} </dev/null"
 
 
@@ -77,23 +77,27 @@ def check(gpus: Gpus) -> None:
         library.built()
 
 
-def show(runs: Engine, sandbox: str, hosts: Sequence[SandboxHost], wanted: Simulation) -> None:
+def show(runs: Engine, sandbox: str, hosts: Sequence[SandboxHost], wanted: Simulation) -> dict[str, str]:
     """Show this on all of the sandbox's hosts that show something else, or nothing since a restart, and record it; what all show already
     is shown again.
 
+    Returns:
+        Of these hosts those where nvidia-smi prints recorded outputs, with the reason.
+
     Raises:
-        ProvisionError: a host cannot show it, with the reason.
+        ProvisionError: a host cannot show it, with the reason. Faults that recorded outputs cannot show are left out, the others are shown.
     """
     check(wanted.gpus)
     libraries = library.built() if wanted.gpus.kind.vendor == "nvidia" else {}
     before = Simulation.of(sandbox)
     shared: dict[str, str | bytes] = {_SCRIPT: names.script(_SCRIPT), **libraries}
-    stop = threading.Event()
+    stop, recorded = threading.Event(), dict[str, str]()
 
     def change(host: SandboxHost) -> None:
         made, process = files(host.name, wanted.gpus, wanted.faults), runs.process(host)
         if before in (None, wanted) or not _shows(process) or files(host.name, before.gpus, before.faults) != made:
-            _change(host.name, process, {**shared, **made}, stop)
+            if why := _change(host.name, process, {**shared, **made}, stop):
+                recorded[host.name] = why
 
     _record(sandbox).unlink(missing_ok=True)  # after a failure every host is shown everything again
     with signals.termination_as_interrupt(), ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -102,10 +106,15 @@ def show(runs: Engine, sandbox: str, hosts: Sequence[SandboxHost], wanted: Simul
         except (KeyboardInterrupt, SystemExit):
             stop.set()
             raise
-    document = {"gpus": vars(wanted.gpus), "faults": [vars(each) for each in wanted.faults]}
+    unseen = [each for each in wanted.faults if each.host in recorded and faults()[each.name].needs_nvidia_smi]
+    document = {"gpus": vars(wanted.gpus), "faults": [vars(each) for each in wanted.faults if each not in unseen]}
     new = _record(sandbox).with_suffix(".new")
     new.write_text(json.dumps(document), encoding="utf-8")
     new.replace(_record(sandbox))
+    if unseen:
+        what = f"Only nvidia-smi shows {', '.join(map(str, unseen))}, and there it prints recorded outputs: {recorded[unseen[0].host]}."
+        raise ProvisionError(what, hint="Leave these faults out, or use a Debian base, and a mirror that has the part non-free.")
+    return recorded
 
 
 def _shows(process: int) -> bool:
@@ -125,8 +134,9 @@ def _is_first_of_host(process: int) -> bool:
     return False
 
 
-def _change(host: str, process: int, content: Mapping[str, str | bytes], stop: threading.Event | None = None) -> None:
-    """Replace the host's folder of GPUs, then run the script in it. Both happen inside: a link of the host must not lead to files here."""
+def _change(host: str, process: int, content: Mapping[str, str | bytes], stop: threading.Event | None = None) -> str:
+    """Replace the host's folder of GPUs, then run the script in it. Both happen inside: a link of the host must not lead to files here.
+    Returns why nvidia-smi prints recorded outputs there, or nothing."""
     if not process:
         raise ProvisionError("The host does not run.", where=host, hint="Remove the sandbox, and start it again.")
     if not _is_first_of_host(process):
@@ -142,11 +152,10 @@ def _change(host: str, process: int, content: Mapping[str, str | bytes], stop: t
     except subprocess.TimeoutExpired as error:
         what = f"The host did not show its GPUs within {_SECONDS} s."
         raise ProvisionError(what, where=host, hint="Check that its apt mirror answers: nvidia-smi comes from there.") from error
-    if code:
-        lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
-        hint = "nvidia-smi comes from Debian's archive, part non-free: use a Debian base, and a mirror that has that part."
-        what = f"The GPUs cannot be shown: {' / '.join(lines[-4:]) or f'exit {code}'}"
-        raise ProvisionError(what, where=host, hint=hint if code == _NO_NVIDIA_SMI else None)
+    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+    if code not in (0, _RECORDED):
+        raise ProvisionError(f"The GPUs cannot be shown: {' / '.join(lines[-4:]) or f'exit {code}'}", where=host)
+    return lines[-1] if code and lines else ""
 
 
 def _run(command: Sequence[str], given: bytes, env: Mapping[str, str], stop: threading.Event) -> tuple[int, bytes]:

@@ -6,11 +6,12 @@ here=/etc/provision-sandbox/gpus
 kept=/etc/provision-sandbox/nvidia-smi
 live=/run/provision-gpus # what can be mounted, in memory: an overlay over an overlay has limits
 shown=/usr/lib/provision-sandbox
+code=0 # 4: nvidia-smi prints recorded outputs
 
 mounted() { grep -q "^[^ ]* $1 " /proc/mounts; }
 setting() { cat "$here/set/$1" 2>/dev/null || echo "${2:-0}"; }
 
-# nvidia-smi is not ours to give away: each host takes it from its distribution's archive, once.
+# nvidia-smi is not ours to give away: each host takes it from its distribution's archive, once. Fails where it cannot.
 fetch_nvidia_smi() {
     [ ! -e $kept ] || return 0
     # shellcheck disable=SC1091
@@ -21,13 +22,13 @@ fetch_nvidia_smi() {
     echo "deb $archive ${VERSION_CODENAME:-stable} non-free" >"$work/list"
     install -d -m 755 "$work/lists/partial"
     set -- -q -o Dir::Etc::SourceList="$work/list" -o Dir::Etc::SourceParts=- -o Dir::State::Lists="$work/lists" -o APT::Sandbox::User=root
-    if ! (cd "$work" && apt-get "$@" -o Acquire::Retries=2 update && apt-get "$@" download nvidia-smi && dpkg-deb --extract nvidia-smi_*.deb tree) >"$work/log" 2>&1; then
-        tail -n 3 "$work/log" >&2
-        echo "nvidia-smi is not in the archive's part non-free: $archive ${VERSION_CODENAME:-}" >&2
-        exit 4
+    set -- "$@" -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20
+    tried="${archive:-no archive} ${VERSION_CODENAME:-} has no nvidia-smi in its part non-free, or does not answer"
+    if (cd "$work" && apt-get "$@" -o Acquire::Retries=2 update && apt-get "$@" download nvidia-smi && dpkg-deb --extract nvidia-smi_*.deb tree) >"$work/log" 2>&1; then
+        find "$work/tree" -name nvidia-smi -type f -size +100k -exec cp {} $kept \;
     fi
-    find "$work/tree" -name nvidia-smi -type f -size +100k -exec cp {} $kept \;
     rm -rf "$work"
+    [ -e $kept ]
 }
 
 lay_over() {
@@ -86,8 +87,12 @@ give_programs() {
     if [ -e $here/state.txt ]; then
         install -m 644 $here/state.txt $shown/gpus.txt
         if [ "$(setting nvidia_smi)" = 1 ]; then
-            fetch_nvidia_smi
-            install -m 755 $kept /usr/bin/nvidia-smi
+            if fetch_nvidia_smi; then
+                install -m 755 $kept /usr/bin/nvidia-smi
+            else
+                install -m 755 $here/nvidia-smi /usr/bin/nvidia-smi
+                code=4
+            fi
             [ ! -e $here/cluster ] || add_cluster "$(cat $here/cluster)"
             install -m 644 $here/libnvidia-ml.so.1 /usr/local/lib/libnvidia-ml.so.1
         fi
@@ -113,3 +118,5 @@ give_programs() {
 lay_over
 make_devices
 give_programs
+[ $code = 0 ] || echo "$tried"
+exit $code
