@@ -19,10 +19,6 @@ settings.register_profile("thorough", UNTIMED, max_examples=1000)
 settings.load_profile("quick")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update", action="store_true", help="rewrite golden files instead of comparing with them")
-
-
 @pytest.fixture(autouse=True)
 def new_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Earlier runs and downloads decide no test. A process's tests share a cache that begins empty: uv is downloaded once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import subprocess
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
@@ -20,6 +21,8 @@ from provision.catalog import OURS
 from provision.cli import main
 from provision.cli import sandbox as cli
 from provision.diagnosis.signatures import is_known
+from provision.doctor.health import parsers
+from provision.hostside.survey import activity, nvidia
 from provision.sandbox import docker_engine
 from provision.sandbox.containers.controller_settings import Settings
 from provision.sandbox.gpus import host, library, model, simulation
@@ -332,3 +335,75 @@ def test_only_sandboxes_take_a_base_from_the_cache_without_a_pull(monkeypatch, t
         given = ("debian:12", ("made", "1"), Settings(), said.append)
         assert docker_engine.base_image(engine, *given, prefer_made=prefer, remark=kept.append) == "made:1"
         assert (said, len(kept)) == (wanted, len(wanted))
+
+
+def printed(tmp_path: Path, gpus: Gpus, *arguments: str, faults: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """What the stand-in for nvidia-smi itself prints."""
+    script = tmp_path / "nvidia-smi"
+    script.write_text(host.files("node1", gpus, [HostFault(name, "node1", 1) for name in faults])["nvidia-smi"], encoding="utf-8")
+    return subprocess.run(["sh", str(script), *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", [name for name, profile in PROFILES.items() if profile.vendor == "nvidia"])
+def test_recorded_outputs_are_those_of_the_profile(name, tmp_path):
+    profile, gpus = PROFILES[name], Gpus.requested(name)
+    query = "--query-gpu=" + ",".join(nvidia.GPU_FIELDS)
+    table, driver = nvidia.read_gpu_table(printed(tmp_path, gpus, query, "--format=csv,noheader,nounits").stdout, nvidia.GPU_FIELDS)
+    assert driver == gpus.driver
+    assert [(each["name"], each["compute_capability"], each["memory_mb"]) for each in table] == [
+        (profile.name, profile.capability, profile.memory_mb or None)
+    ] * gpus.count
+    details = nvidia.read_gpu_details(printed(tmp_path, gpus, "-q").stdout)
+    assert set(details) == {each["bus"] for each in table}
+    assert {each.get("mig") for each in details.values()} == {"Disabled" if "mig" in profile.features else None}
+    assert all(each["simulated"] for each in details.values())
+    health = parsers.nvidia_smi(printed(tmp_path, gpus, "-q", "-x").stdout)
+    assert {each.ecc for each in health.gpus} == {"Enabled" if "ecc" in profile.features else None}
+    assert {each.default_power_limit for each in health.gpus} == {float(profile.power[0]) if profile.power else None}
+    assert {each.pcie_generation for each in health.gpus} == {profile.pcie or None}
+    links = parsers.nvlink_status(printed(tmp_path, gpus, "nvlink", "-s").stdout)
+    assert len(links) == (gpus.count if profile.nvlink else 0)
+    loads = printed(tmp_path, gpus, "--query-gpu=" + ",".join(activity.LOAD_FIELDS), "--format=csv,noheader,nounits").stdout
+    assert len(loads.splitlines()) == gpus.count
+
+
+def test_recorded_outputs_show_links_between_gpus_and_which_of_them_are_there(tmp_path):
+    pairs = parsers.topology(printed(tmp_path, Gpus.requested("v100"), "topo", "-m").stdout).pairs
+    assert (pairs[0, 3], pairs[0, 1], pairs[0, 7]) == ("NV2", "NV1", "SYS")
+    assert set(parsers.topology(printed(tmp_path, Gpus.requested("l40s:8"), "topo", "-m").stdout).pairs.values()) == {"NODE", "SYS"}
+    listed = printed(tmp_path, Gpus.requested("t4:3"), "-L", faults=("gpu-missing",)).stdout
+    assert re.findall(r"^GPU (\d): Tesla T4", listed, re.MULTILINE) == ["0", "1"]
+    assert "Minor Number                          : 2" in printed(tmp_path, Gpus.requested("t4:3"), "-q", faults=("gpu-missing",)).stdout
+
+
+@pytest.mark.parametrize(
+    ("faults", "arguments", "code", "said"),
+    [
+        ((), ("dmon",), 1, "not recorded: nvidia-smi dmon"),
+        (("not-loaded",), ("-q", "-x"), 9, "couldn't communicate with the NVIDIA driver"),
+        (("version-mismatch",), (), 18, "Driver/library version mismatch\nNVML library version: 580.65\n"),
+        (("closed-modules",), (), 6, "No devices were found"),
+        (("closed-modules",), ("-L",), 0, "No devices found."),
+        (("other-driver",), (), 0, "Driver Version: 570.26       CUDA Version: 12.8     |"),
+    ],
+)
+def test_recorded_outputs_fail_as_nvidia_smi_does(faults, arguments, code, said, tmp_path):
+    done = printed(tmp_path, Gpus.requested("h100:2"), *arguments, faults=faults)
+    assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done
+
+
+def test_faults_that_only_nvidia_smi_shows_are_refused_where_it_prints_recorded_outputs(tmp_path, monkeypatch):
+    monkeypatch.setattr(simulation, "_record", lambda _name: tmp_path / "gpus.json")
+    monkeypatch.setattr(simulation, "check", lambda _gpus: None)
+    monkeypatch.setattr(simulation.library, "built", dict)
+    monkeypatch.setattr(simulation, "_change", lambda host, *_: "no archive" if host == "node3" else "")
+    hosts = [SandboxHost(name, "", name, "", "", "running") for name in HOSTS]
+    runs: Any = SimpleNamespace(process=lambda _host: 1)
+    seen = Simulation(Gpus.requested("h100")).changed(["xid79@node3", "power-brake@node2"], HOSTS, clear=False)
+    assert simulation.show(runs, "one", hosts, seen) == {"node3": "no archive"}
+    with pytest.raises(ProvisionError) as caught:
+        simulation.show(runs, "one", hosts, seen.changed(["power-brake@node3", "mig-empty@node3"], HOSTS, clear=False))
+    assert (
+        "Only nvidia-smi shows power-brake@node3, mig-empty@node3, and there it prints recorded outputs: no archive." in caught.value.what
+    )
+    assert Simulation.of("one") == seen, "what can be shown is recorded as shown"
