@@ -20,15 +20,18 @@ TIME = re.compile(r"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}")
 _A_TIME = "Mon Nov 30 12:00:00 2026"
 #: The first line of what it prints for each GPU, and of what comes after all GPUs.
 _PARTS = {
-    "": (r"\|\s+\d+  \S", r" +$"), "-q": (r"GPU \w{8}:", "(?!)"), "-q -x": (r"\t<gpu id=", "</nvidia_smi_log>"), "topo -m": (r"GPU\d+\t", "$"),
-}  # fmt: skip
+    "": (r"\|\s+\d+  \S", r" +$"),
+    "-q": (r"GPU \w{8}:", "(?!)"),
+    "-q -x": (r"\t<gpu id=", "</nvidia_smi_log>"),
+    "topo -m": (r"GPU\d+\t", "$"),
+}
 #: Of several that fit: what most fields of nvidia-smi are about.
 _FEATURES = ("ecc", "mig", "memory", "rows", "pages", "nvlink", "fabric", "fan", "gsp", "clocks", "power", "pcie")
 _OF_HOST = ("{version:<12}", "{version}", "{cuda:<8}", "{cuda}", "{gpus}", "\x1b[4m{columns}", "{nvml}")
 _OF_GPU = (
-    "{index}", "GPU{index}", "{index:>3}", "{number}", "{name}", "{name:<27}", "{uuid}", "{serial}", "{bus}", "0x{slot}", "{slot}", "0x{pci}10DE",
-    "{pci}10DE", "{pcie}", "{fan}", "{total}", "{total:>5}MiB", "{free}", "{bar1}", "{power}", "{power:>3}W", "{least_power}",
-    "{most_power}", "{shutdown}", "{slowdown}", "{hottest}", "{clock}", "{memory_clock}", "{gbps}", "{ways}", "{major}.{minor}",
+    "{index}", "GPU{index}", "{index:>3}", "{number}", "{name}", "{name:<27}", "{uuid}", "{serial}", "{bus}", "0x{slot}", "{slot}",
+    "0x{pci}10DE", "{pci}10DE", "{pcie}", "{fan}", "{total}", "{total:>5}MiB", "{free}", "{bar1}", "{power}", "{power:>3}W",
+    "{least_power}", "{most_power}", "{shutdown}", "{slowdown}", "{hottest}", "{clock}", "{memory_clock}", "{gbps}", "{ways}", "{major}.{minor}",
 )  # fmt: skip
 
 

@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hosts import good, provision, report, root
+from nvidia_smi_templates import ARGUMENTS, Sample, learn
 
 from provision.base import resources
-from provision.base.errors import ProvisionError
 from provision.catalog import OURS
 from provision.diagnosis.findings import Finding
 from provision.doctor.checks import examine
+from provision.doctor.health import parsers
 from provision.doctor.health.collect import HealthRequest, parse
 from provision.doctor.health.model import Health
+from provision.hostside.survey.nvidia import read_gpu_details
 from provision.sandbox import Sandbox, SandboxHost
-from provision.sandbox.gpus import model
+from provision.sandbox.gpus import model, recorded
+from provision.sandbox.gpus.host import files
 from provision.sandbox.gpus.model import Gpus, HostFault
 from provision.sandbox.gpus.simulation import Simulation
 from provision.sandbox.lifecycle import simulate
@@ -107,22 +113,83 @@ def test_six_faults_are_set_named_on_their_hosts_and_cleared(gpu_hosts, ssh):
     assert not any(healthy.values()), healthy
 
 
-def test_an_archive_without_nvidia_smi_is_an_error_that_names_it(gpu_hosts, ssh):
-    host, kept = gpu_hosts.hosts[2], "/etc/provision-sandbox/nvidia-smi"
-    lists = "/etc/apt/sources.list /etc/apt/sources.list.d"
-    script = f"sudo sh -c 'cp -a {kept} /root/kept 2>/dev/null; rm -f {kept}; tar -cf /root/lists.tar {lists}; rm -rf {lists}; {{}}'"
-    good(
-        ssh(gpu_hosts, host, script.format("mkdir -p /etc/apt/sources.list.d; echo deb file:/nothing bookworm main >/etc/apt/sources.list"))
-    )
+def samples(hosts: Sandbox) -> list[Sample]:
+    """What the real nvidia-smi prints for one, two and all GPUs of each profile, with another driver, a GPU missing, and failing."""
+    show(hosts, Gpus.requested("h100:8"))
+    nvidia = {name: profile.max for name, profile in PROFILES.items() if profile.vendor == "nvidia"}
+    tried = [(Gpus.requested(f"{name}:{count}"), "") for name, most in nvidia.items() for count in sorted({1, min(2, most), most})]
+    tried += [
+        (Gpus.requested("h100"), fault) for fault in ("other-driver", "gpu-missing", "not-loaded", "version-mismatch", "closed-modules")
+    ]
+    found = []
+    for gpus, fault in [*tried, (Gpus.requested("v100"), "gpu-missing")]:
+        wrong = [HostFault(fault, "node1", 3)] if fault else []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(recorded, "script", lambda *words: words)
+            names, of_host, of_gpus = files("node1", gpus, wrong)["nvidia-smi"]  # type: ignore[misc]
+        asked = "".join(f"nvidia-smi {arguments}; printf '\\001%s\\001' $?\n" for arguments in ARGUMENTS)
+        state = files("node1", gpus, wrong)["state.txt"]
+        said = root(hosts.hosts[0], f"export PROVISION_SIMULATED_GPUS=/tmp/state\ncat >/tmp/state <<'END'\n{state}END\n{asked}true")
+        texts = said.split("\1")
+        outputs = {each: (int(texts[2 * at + 1]), texts[2 * at]) for at, each in enumerate(ARGUMENTS)}
+        found.append(Sample(frozenset(names), of_host, of_gpus, outputs))
+    return found
+
+
+def facts_of(outputs: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
+    """What the survey and the check of health read in the outputs; those that differ in nothing they read are the same."""
+    by_query = {arguments: text for arguments, (_, text) in outputs.items() if arguments.startswith("--query")}
+    read = {"-q": read_gpu_details, "-q -x": parsers.nvidia_smi, "topo -m": parsers.topology, "-L": str}
+    read |= {"nvlink -s": parsers.nvlink_status, "nvlink -e": parsers.nvlink_errors}
+    said = {arguments: parse(outputs[arguments][1]) for arguments, parse in read.items() if outputs[arguments][0] == 0}
+    versions = re.findall(r"(?:Driver|CUDA) Version: +[\d.]+", outputs[""][1])
+    return {**said, **by_query, "versions": versions, "codes": {arguments: code for arguments, (code, _) in outputs.items()}}
+
+
+def test_recorded_outputs_have_the_facts_that_nvidia_smi_prints(gpu_hosts, tmp_path, request):
+    """With --update they are recorded again."""
+    real = samples(gpu_hosts)
+    if request.config.getoption("--update"):
+        version = re.search(r"NVIDIA-SMI (\S+)", real[0].outputs[""][1])
+        text = learn(real, f"nvidia-smi {version[1] if version else ''} of Debian 12")
+        Path(str(recorded.__file__)).with_name("nvidia-smi.txt").write_text(text, encoding="utf-8")
+        recorded._outputs.cache_clear()
+    script = tmp_path / "nvidia-smi"
+    for sample in real:
+        script.write_text(recorded.script(sample.names, sample.host, sample.gpus), encoding="utf-8")
+        ran = {each: subprocess.run(["sh", str(script), *each.split()], capture_output=True, text=True, check=False) for each in ARGUMENTS}
+        assert facts_of({each: (done.returncode, done.stdout) for each, done in ran.items()}) == facts_of(sample.outputs), sample.names
+
+
+def test_hosts_without_an_archive_of_nvidia_smi_show_the_same_gpus_by_recorded_outputs(gpu_hosts, ssh):
+    def seen() -> tuple[Any, ...]:
+        facts, health = looked_at(gpu_hosts, gpu_hosts.hosts[0], ssh, scripts)
+        hosts = report(good(provision("plan", str(gpu_hosts.inventory), "--json")))["hosts"]
+        return facts.gpus, facts.driver, facts.nvidia, health.gpus, health.nvlinks, health.topology, hosts
+
+    order = json.dumps({"tests": [], "dcgm_level": 1})
+    scripts = f"{resources.inline_command('survey')}; echo '{order}' | {resources.inline_command('gpu_health.py')}"
+    show(gpu_hosts, Gpus.requested("h100:8"))
+    real = seen()
+    kept, lists = "/etc/provision-sandbox/nvidia-smi", "/etc/apt/sources.list /etc/apt/sources.list.d"
+    hide = f"mv {kept} /root/kept; tar -cf /root/lists.tar $(ls -d {lists}); rm -rf {lists}; mkdir /etc/apt/sources.list.d"
+    for each in gpu_hosts.hosts:
+        root(each, f"{hide}; echo deb file:/nothing bookworm main >/etc/apt/sources.list")
     try:
-        with pytest.raises(ProvisionError) as caught:
-            show(gpu_hosts, Gpus.requested("t4:1"))
-        assert "nvidia-smi is not in the archive's part non-free: file:/nothing bookworm" in caught.value.what
-        assert caught.value.hint
-        assert "non-free" in caught.value.hint
+        up = good(provision("sandbox", "up", "-n", "3", "--gpus", "h100:8", "--name", gpu_hosts.name))
+        assert "nvidia-smi prints recorded outputs on node1, node2 and node3" in up.stderr
+        assert "file:/nothing bookworm has no nvidia-smi in its part non-free" in up.stderr
+        assert seen() == real
+        good(provision("sandbox", "fault", "xid79@node2", "--name", gpu_hosts.name))
+        refused = provision("sandbox", "fault", "power-brake@node3", "--name", gpu_hosts.name)
+        assert (refused.returncode, "Only nvidia-smi shows power-brake@node3" in refused.stderr) == (1, True), refused.stderr
+        found = report(provision("doctor", str(gpu_hosts.inventory), "--gpu", "--json"))["findings"]
+        assert {each["host"] for each in found if each["id"] == "gpu-xid"} == {"node2"}
+        assert not {each["id"] for each in found} & {"gpu-health-unreadable", "gpu-throttled"}
     finally:
-        good(ssh(gpu_hosts, host, f"sudo sh -c 'rm -rf {lists}; tar -xf /root/lists.tar -C /; mv /root/kept {kept} || true'"))
-    show(gpu_hosts, Gpus.requested("t4:1"))
+        for each in gpu_hosts.hosts:
+            root(each, f"rm -rf {lists}; tar -xf /root/lists.tar -C /; mv /root/kept {kept}")
+    show(gpu_hosts, Gpus.requested("h100:8"))
 
 
 @pytest.mark.slow

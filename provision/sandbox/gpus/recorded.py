@@ -1,8 +1,8 @@
 """nvidia-smi where no archive has it: a script that prints recorded outputs. Pure.
 
-The outputs (``nvidia-smi.txt``) are those of the real program on hosts with every profile, made into templates by the test that compares
-them. ``= WHEN CODE ARGUMENTS`` begins one; each of its lines is ``LEVEL WHEN|TEXT``. LEVEL: ``g`` is repeated for each GPU, ``l`` for each of
-its NVLinks. WHEN: names of which the host has one, or with ``!`` none; no name: always. ``{words}`` are replaced (``host.py``).
+The outputs (``nvidia-smi.txt``) are those of the real program, made into templates by the test that compares them. ``= WHEN CODE
+ARGUMENTS`` begins one; each of its lines is ``LEVEL WHEN|TEXT``. LEVEL: ``g`` is repeated for each GPU, ``l`` for each of its NVLinks.
+WHEN: names of which the host has one, or with ``!`` none; without a name: always. ``{words}`` are replaced (``host.py``).
 """
 
 from __future__ import annotations

@@ -91,13 +91,12 @@ def show(runs: Engine, sandbox: str, hosts: Sequence[SandboxHost], wanted: Simul
     libraries = library.built() if wanted.gpus.kind.vendor == "nvidia" else {}
     before = Simulation.of(sandbox)
     shared: dict[str, str | bytes] = {_SCRIPT: names.script(_SCRIPT), **libraries}
-    stop, recorded = threading.Event(), dict[str, str]()
+    stop, reasons = threading.Event(), dict[str, str]()
 
     def change(host: SandboxHost) -> None:
         made, process = files(host.name, wanted.gpus, wanted.faults), runs.process(host)
         if before in (None, wanted) or not _shows(process) or files(host.name, before.gpus, before.faults) != made:
-            if why := _change(host.name, process, {**shared, **made}, stop):
-                recorded[host.name] = why
+            reasons[host.name] = _change(host.name, process, {**shared, **made}, stop)
 
     _record(sandbox).unlink(missing_ok=True)  # after a failure every host is shown everything again
     with signals.termination_as_interrupt(), ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -106,6 +105,7 @@ def show(runs: Engine, sandbox: str, hosts: Sequence[SandboxHost], wanted: Simul
         except (KeyboardInterrupt, SystemExit):
             stop.set()
             raise
+    recorded = {host: why for host, why in reasons.items() if why}
     unseen = [each for each in wanted.faults if each.host in recorded and faults()[each.name].needs_nvidia_smi]
     document = {"gpus": vars(wanted.gpus), "faults": [vars(each) for each in wanted.faults if each not in unseen]}
     new = _record(sandbox).with_suffix(".new")
