@@ -31,7 +31,8 @@ _OF_HOST = ("{version:<12}", "{version}", "{cuda:<8}", "{cuda}", "{gpus}", "\x1b
 _OF_GPU = (
     "{index}", "GPU{index}", "{index:>3}", "{number}", "{name}", "{name:<27}", "{uuid}", "{serial}", "{bus}", "0x{slot}", "{slot}",
     "0x{pci}10DE", "{pci}10DE", "{pcie}", "{fan}", "{total}", "{total:>5}MiB", "{free}", "{bar1}", "{power}", "{power:>3}W",
-    "{least_power}", "{most_power}", "{shutdown}", "{slowdown}", "{hottest}", "{clock}", "{memory_clock}", "{gbps}", "{ways}", "{major}.{minor}",
+    "{least_power}", "{most_power}", "{shutdown}", "{slowdown}", "{hottest}", "{clock}", "{memory_clock}",
+    "{gbps}", "{ways}", "{major}.{minor}",
 )  # fmt: skip
 
 

@@ -153,7 +153,6 @@ def test_recorded_outputs_have_the_facts_that_nvidia_smi_prints(gpu_hosts, tmp_p
         version = re.search(r"NVIDIA-SMI (\S+)", real[0].outputs[""][1])
         text = learn(real, f"nvidia-smi {version[1] if version else ''} of Debian 12")
         Path(str(recorded.__file__)).with_name("nvidia-smi.txt").write_text(text, encoding="utf-8")
-        recorded._outputs.cache_clear()
     script = tmp_path / "nvidia-smi"
     for sample in real:
         script.write_text(recorded.script(sample.names, sample.host, sample.gpus), encoding="utf-8")

@@ -176,23 +176,22 @@ def _shown(cards: list[Gpu], settings: Settings, own: list[tuple[Fault, int]]) -
 
 def _recorded_of(gpus: Gpus, shown: list[Gpu], loaded: str) -> tuple[set[str], dict[str, object], list[dict[str, object]]]:
     """What nvidia-smi's recorded outputs are filled with: names of what the host has, words of the host, and words of each GPU."""
-    kind, version = gpus.kind, gpus.driver.split(".")
-    host: dict[str, object] = {"version": gpus.driver, "nvml": ".".join(version[:2]), "gpus": len(shown)}
-    host |= {"cuda": OURS.cuda().toolkits.of_branch(gpus.driver) or "0.0", "columns": "\t".join(f"GPU{at}" for at in range(len(shown)))}
-    names = _has(gpus) | {gpus.profile, loaded} | (set() if shown else {"no-gpu"})
-    power, reserved = kind.power or (0, 0, 0), int(profiles().answers["memory"]["memory.reserved"]) >> 20
-    cards: list[dict[str, object]] = []
+    kind, has, cards = gpus.kind, _has(gpus), list[dict[str, object]]()
+    reserved, power = int(profiles().answers["memory"]["memory.reserved"]) >> 20, kind.power or (0, 0, 0)
+    host: dict[str, object] = {
+        "version": gpus.driver, "nvml": ".".join(gpus.driver.split(".")[:2]), "cuda": OURS.cuda().toolkits.of_branch(gpus.driver) or "0.0",
+        "gpus": len(shown), "columns": "\t".join(f"GPU{index}" for index in range(len(shown))), "pci": kind.pci.upper(),
+        "total": kind.memory_mb, "free": kind.memory_mb - reserved, "bar1": 1 << kind.memory_mb.bit_length(), "power": power[0],
+        "least_power": power[1], "most_power": power[2], "gbps": f"{kind.nvlink.mbps / 1000:g}" if kind.nvlink else "",
+    }  # fmt: skip
     for index, card in enumerate(shown):
-        words, near, peers = card.words(gpus), _ways(gpus, card, shown), _peers(gpus, card.number)
-        links = [peers.count(each.number) if kind.mesh else kind.nvlink.links if kind.nvlink and "nvlink" in names else 0 for each in shown]
+        near, peers, alike = _ways(gpus, card, shown), _peers(gpus, card.number), kind.nvlink.links if kind.nvlink and "links" in has else 0
+        links = [peers.count(each.number) if kind.mesh else alike for each in shown]
         ways = [f"NV{count}" if count else _WAYS[int(near[f"topology.{at}"])] for at, count in enumerate(links)]
         ways[index] = " X "
-        own: dict[str, object] = {"index": index, "bus": f"0000{card.bus}".upper(), "slot": card.bus[5:7].upper(), "pci": kind.pci.upper()}
-        own |= {"total": kind.memory_mb, "free": kind.memory_mb - reserved, "bar1": int(str(words["bar1"])) >> 20}
-        own |= {"ways": "\t".join(ways), "gbps": f"{kind.nvlink.mbps / 1000:g}" if kind.nvlink else ""}
-        own |= {"power": power[0], "least_power": power[1], "most_power": power[2]}
-        cards.append(words | host | own)
-    return names, host, cards
+        own = {"index": index, "bus": f"0000{card.bus}".upper(), "slot": card.bus[5:7].upper(), "ways": "\t".join(ways)}
+        cards.append(card.words(gpus) | host | own)
+    return has | {gpus.profile, loaded} | (set() if shown else {"no-gpu"}), host, cards
 
 
 def _state(gpus: Gpus, cards: list[Gpu], shown: list[Gpu], settings: Settings, own: list[tuple[Fault, int]]) -> str:

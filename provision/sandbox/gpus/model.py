@@ -113,11 +113,6 @@ class Fault(Model):
     log: tuple[str, ...] = ()
     amd: bool = False
 
-    @property
-    def needs_nvidia_smi(self) -> bool:
-        """Whether nothing else shows it: neither the kernel's log nor what the host's files and processes are."""
-        return not self.log and not self.host
-
 
 class Faults(File, Sourced):
     faults: dict[str, Fault]

@@ -7,7 +7,6 @@ WHEN: names of which the host has one, or with ``!`` none; without a name: alway
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import groupby
@@ -19,27 +18,15 @@ def script(has: Collection[str], host: Words, gpus: Sequence[Words]) -> str:
     """The program. ``has``: features of the host's GPUs, the profile's name, and the driver's state; ``host``, ``gpus``: words of the host
     and of each GPU, of which ``links`` counts its NVLinks. Other arguments than the recorded ones are refused."""
     said = ["#!/bin/sh", "# Recorded outputs of a simulated host: nvidia-smi itself could not be had from an archive.", 'case "$*" in']
-    for head, lines in _outputs():
+    for output in resources.files(__package__).joinpath("nvidia-smi.txt").read_text(encoding="utf-8").split("\n= ")[1:]:
+        head, *lines = output.removesuffix("\n").split("\n")
         when, code, arguments = head.split(" ", 2)
         if _holds(when.strip("-"), has):
+            parts = [(*line.partition("|")[0].partition(" ")[::2], line.partition("|")[2]) for line in lines]
+            fitting = [(level, text) for level, when, text in parts if _holds(when, has)]
             pattern = arguments if arguments == "*" else f"'{arguments}'"
-            fitting = [(level, text) for level, when, text in lines if _holds(when, has)]
             said += [f"{pattern}) cat <<'END'", *_rendered(fitting, host, gpus), "END", f"exit {code} ;;"]
     return "\n".join([*said, '*) echo "not recorded: nvidia-smi $*" >&2; exit 1 ;;', "esac", ""])
-
-
-@functools.cache
-def _outputs() -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """Head of each output, and its lines: level, when, text."""
-    found: list[tuple[str, list[tuple[str, str, str]]]] = []
-    for line in resources.files(__package__).joinpath("nvidia-smi.txt").read_text(encoding="utf-8").splitlines():
-        if line.startswith("= "):
-            found.append((line[2:], []))
-        elif not line.startswith("#"):
-            condition, _, text = line.partition("|")
-            level, _, when = condition.partition(" ")
-            found[-1][1].append((level, when, text))
-    return found
 
 
 def _holds(when: str, has: Collection[str]) -> bool:

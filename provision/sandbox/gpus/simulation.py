@@ -106,7 +106,7 @@ def show(runs: Engine, sandbox: str, hosts: Sequence[SandboxHost], wanted: Simul
             stop.set()
             raise
     recorded = {host: why for host, why in reasons.items() if why}
-    unseen = [each for each in wanted.faults if each.host in recorded and faults()[each.name].needs_nvidia_smi]
+    unseen = [each for each in wanted.faults if each.host in recorded and not faults()[each.name].log and not faults()[each.name].host]
     document = {"gpus": vars(wanted.gpus), "faults": [vars(each) for each in wanted.faults if each not in unseen]}
     new = _record(sandbox).with_suffix(".new")
     new.write_text(json.dumps(document), encoding="utf-8")
