@@ -163,8 +163,9 @@ def test_recorded_outputs_have_the_facts_that_nvidia_smi_prints(gpu_hosts, tmp_p
 def test_hosts_without_an_archive_of_nvidia_smi_show_the_same_gpus_by_recorded_outputs(gpu_hosts, ssh):
     def seen() -> tuple[Any, ...]:
         facts, health = looked_at(gpu_hosts, gpu_hosts.hosts[0], ssh, scripts)
-        hosts = report(good(provision("plan", str(gpu_hosts.inventory), "--json")))["hosts"]
-        return facts.gpus, facts.driver, facts.nvidia, health.gpus, health.nvlinks, health.topology, hosts
+        planned = report(good(provision("plan", str(gpu_hosts.inventory), "--json")))["hosts"]
+        torch = {name: each["torch"] for name, each in planned.items()}
+        return facts.gpus, facts.driver, facts.nvidia, health.gpus, health.nvlinks, health.topology, torch
 
     order = json.dumps({"tests": [], "dcgm_level": 1})
     scripts = f"{resources.inline_command('survey')}; echo '{order}' | {resources.inline_command('gpu_health.py')}"
