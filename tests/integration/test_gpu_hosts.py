@@ -160,6 +160,7 @@ def test_recorded_outputs_have_the_facts_that_nvidia_smi_prints(gpu_hosts, tmp_p
         assert facts_of({each: (done.returncode, done.stdout) for each, done in ran.items()}) == facts_of(sample.outputs), sample.names
 
 
+@pytest.mark.slow
 def test_hosts_without_an_archive_of_nvidia_smi_show_the_same_gpus_by_recorded_outputs(gpu_hosts, ssh):
     def seen() -> tuple[Any, ...]:
         facts, health = looked_at(gpu_hosts, gpu_hosts.hosts[0], ssh, scripts)
