@@ -26,7 +26,7 @@ app = App(no_args_is_help=True, help="Throw-away hosts on this machine: containe
 
 _LIMITS = "The GPUs are simulated: survey, plan and doctor see them, and no program can run on one. dmesg is a stand-in."
 _TOOLS = {
-    "nvidia": "nvidia-smi is the distribution's own where nothing else is said, with a stand-in for its library; CUDA finds no GPU.",
+    "nvidia": "nvidia-smi asks a stand-in for NVIDIA's library; CUDA finds no GPU.",
     "amd": "amd-smi prints recorded answers.",
 }
 Name = Annotated[str, typer.Option("--name", help="Name of the sandbox; several can exist side by side.")]

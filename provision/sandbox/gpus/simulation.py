@@ -30,7 +30,7 @@ _FOLDER, _SCRIPT = "gpus", "gpus.sh"
 _AT_ONCE = 8  # hosts
 _SECONDS = 300  # a mirror may be slow
 _TICK = 0.5  # seconds, after which an interrupt is noticed
-_RECORDED = 4  # of gpus.sh: nvidia-smi prints recorded outputs
+_RECORDED = "recorded: "  # of gpus.sh: nvidia-smi prints recorded outputs, and why
 _REPLACE = f"cd / && rm -rf {FOLDER}/{_FOLDER} && tar -x && exec sh {FOLDER}/{_FOLDER}/{_SCRIPT} </dev/null"
 
 
@@ -153,9 +153,9 @@ def _change(host: str, process: int, content: Mapping[str, str | bytes], stop: t
         what = f"The host did not show its GPUs within {_SECONDS} s."
         raise ProvisionError(what, where=host, hint="Check that its apt mirror answers: nvidia-smi comes from there.") from error
     lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
-    if code not in (0, _RECORDED):
+    if code:
         raise ProvisionError(f"The GPUs cannot be shown: {' / '.join(lines[-4:]) or f'exit {code}'}", where=host)
-    return lines[-1] if code and lines else ""
+    return next((line.removeprefix(_RECORDED) for line in lines if line.startswith(_RECORDED)), "")
 
 
 def _run(command: Sequence[str], given: bytes, env: Mapping[str, str], stop: threading.Event) -> tuple[int, bytes]:

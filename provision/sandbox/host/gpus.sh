@@ -6,14 +6,16 @@ here=/etc/provision-sandbox/gpus
 kept=/etc/provision-sandbox/nvidia-smi
 live=/run/provision-gpus # what can be mounted, in memory: an overlay over an overlay has limits
 shown=/usr/lib/provision-sandbox
-code=0 # 4: nvidia-smi prints recorded outputs
+failed=/run/provision-no-nvidia-smi # why the archive did not give it
 
 mounted() { grep -q "^[^ ]* $1 " /proc/mounts; }
 setting() { cat "$here/set/$1" 2>/dev/null || echo "${2:-0}"; }
 
-# nvidia-smi is not ours to give away: each host takes it from its distribution's archive, once. Fails where it cannot.
+# nvidia-smi is not ours to give away: each host takes it from its distribution's archive, once. Fails where it cannot, and is not tried again for
+# ten minutes: a mirror that does not answer would be waited for at each change.
 fetch_nvidia_smi() {
     [ ! -e $kept ] || return 0
+    [ -z "$(find $failed -mmin -10 2>/dev/null)" ] || return 1
     # shellcheck disable=SC1091
     . /etc/os-release
     archive=$(sed -n 's/^URIs: *\([^ ]*\).*/\1/p; s/^deb \(\[[^]]*\] \)\{0,1\}\([^ ]*\) .*/\2/p' /etc/apt/sources.list /etc/apt/sources.list.d/*.sources 2>/dev/null |
@@ -23,10 +25,10 @@ fetch_nvidia_smi() {
     install -d -m 755 "$work/lists/partial"
     set -- -q -o Dir::Etc::SourceList="$work/list" -o Dir::Etc::SourceParts=- -o Dir::State::Lists="$work/lists" -o APT::Sandbox::User=root
     set -- "$@" -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20
-    tried="${archive:-no archive} ${VERSION_CODENAME:-} has no nvidia-smi in its part non-free, or does not answer"
-    if (cd "$work" && apt-get "$@" -o Acquire::Retries=2 update && apt-get "$@" download nvidia-smi && dpkg-deb --extract nvidia-smi_*.deb tree) >"$work/log" 2>&1; then
+    if (cd "$work" && timeout 100 apt-get "$@" update && timeout 100 apt-get "$@" download nvidia-smi && dpkg-deb --extract nvidia-smi_*.deb tree) >"$work/log" 2>&1; then
         find "$work/tree" -name nvidia-smi -type f -size +100k -exec cp {} $kept \;
     fi
+    echo "no nvidia-smi in ${archive:-no archive}, part non-free: $(sed -n 's/^[EW]: *//p; /not found$/p' "$work/log" | tail -n 1)" >$failed
     rm -rf "$work"
     [ -e $kept ]
 }
@@ -91,7 +93,7 @@ give_programs() {
                 install -m 755 $kept /usr/bin/nvidia-smi
             else
                 install -m 755 $here/nvidia-smi /usr/bin/nvidia-smi
-                code=4
+                echo "recorded: $(cat $failed)"
             fi
             [ ! -e $here/cluster ] || add_cluster "$(cat $here/cluster)"
             install -m 644 $here/libnvidia-ml.so.1 /usr/local/lib/libnvidia-ml.so.1
@@ -118,5 +120,3 @@ give_programs() {
 lay_over
 make_devices
 give_programs
-[ $code = 0 ] || echo "$tried"
-exit $code
