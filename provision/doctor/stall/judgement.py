@@ -28,6 +28,8 @@ _LOOKS: tuple[Kind, ...] = ("hidden", "sleep", "client")  # calls of a thread th
 _IDLE_SERVER: tuple[Kind, ...] = ("lock", "sleep")  # what the other ranks of an idle server do, too
 _MAX_EVIDENCE = 8
 _LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<frozen|/collective_core/src/")
+#: Of libraries whose own threads compute and communicate while the one that has called them waits.
+_EXECUTORS = re.compile(r"-packages/(?:tensorflow|jax|jaxlib)/")
 #: Of several places, the one that explains most is said first.
 _ORDER: tuple[Kind, ...] = ("stopped", "disk", "file", "lock", "loader", "child", "sleep", "busy", "unknown", *WAITS)
 _STACKS: tuple[Kind, ...] = ("collective", "loader", "child", "lock", "sleep")  # what stacks show, the first first
@@ -143,7 +145,8 @@ def place_of(host: str, rank: Rank) -> Place:
     # It waits, but looks again and again whether the others are there, as in init_process_group, in all of MPI and of our engine.
     is_ours = thread.busy < _IDLE and any("/collective_core/" in frame.file for frame in thread.frames)
     polls = is_ours or thread.call.endswith("nanosleep") or operation.endswith("_group") or "MPI" in operation
-    spins = kind in WAITS and (polls or thread.busy > _BUSY)
+    # So does one that sleeps in a loop until something is there.
+    spins = (kind in WAITS and (polls or thread.busy > _BUSY)) or (kind == "sleep" and thread.busy < _IDLE)
     place.moves = kind == "busy" or (kind != "stopped" and (main.moves or (thread.switches > _MOVES and not spins)))
     if kind in ("loader", "child"):
         workers = [(each, *_kind(each.threads[0])) for each in rank.processes if each.parent == main.pid]
@@ -157,6 +160,8 @@ def place_of(host: str, rank: Rank) -> Place:
     if kind in ("loader", "child", "lock"):
         started = (each for process in rank.processes if process is not main for each in process.threads)
         place.moves = place.moves or any(map(_goes_on, started))
+    if kind == "hidden" and any(_EXECUTORS.search(frame.file) for frame in thread.frames[:1]):
+        place.moves = place.moves or any(map(_is_busy, main.threads[1:]))
     if kind == "lock":
         others = [each for each in main.threads[1:] if _line(each)]
         place.evidence += [f"thread {each.name}: {_doing(*_kind(each), each)} at {_line(each)}" for each in others]
@@ -203,7 +208,7 @@ def _kind(thread: Thread) -> tuple[Kind, str]:
         return "busy", ""
     if found == "hidden" and thread.frames and "/torch/" in thread.frames[0].file:
         call = _plain(thread.frames[0])  # without the calls of native code: an operation of a process group, or work of other threads
-    elif found == "hidden" and thread.frames:
+    elif found == "hidden" and thread.frames and not _EXECUTORS.search(thread.frames[0].file):
         found = "lock" if call.startswith("futex") else "unknown"
     return found, call
 

@@ -1,0 +1,370 @@
+"""Whether hangs get a name: the rank and the line, or what the kernel says, of jobs of `hang_seeds.py`, and whether healthy jobs raise no alarm.
+
+``PROVISION_HANGS=REGEX`` chooses those whose ``shape framework ranks hosts`` it finds. A table of all is printed (``pytest -s``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SandboxFactory, missing
+from hang_seeds import HEALTHY, MARK, SHAPES, Seed, healthy_seeds, seeds
+from hosts import as_machine, init, provision, root
+
+from provision.base import paths
+from provision.sandbox import Sandbox, names
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+ENGINE = ROOT / ".venv-engine"
+PYTHON = ENGINE / "bin/python"
+AFTER_S = 3  # --stall-after
+READY_S, ALARM_S, HEALTHY_S = 400.0, 60.0, 25.0
+AT_ONCE = 5
+MEMORY = Path("/sys/fs/cgroup/memory")
+_WANTED = re.compile(os.environ.get("PROVISION_HANGS", ""))
+
+
+@dataclass
+class Row:
+    """What was said of one job. ``seconds``: from when it is known to be quiet to the answer."""
+
+    seed: Seed
+    is_right_rank: bool = False
+    is_right_place: bool = False
+    seconds: float = 0.0
+    said: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        return self.is_right_rank and self.is_right_place and self.seconds <= 30
+
+    def __str__(self) -> str:
+        seed, marks = self.seed, ["right" if each else "WRONG" for each in (self.is_right_rank, self.is_right_place)]
+        head = f"{seed.shape:18} {seed.framework:10} {seed.ranks} {seed.hosts}  rank {marks[0]}  place {marks[1]}  {self.seconds:4.1f} s"
+        return head if self.is_right else f"{head}  rank {seed.victim}: {self.said[:400]}"
+
+
+@dataclass
+class Place:
+    """Where jobs run: this machine, or the hosts of a sandbox. ``ports``: of a server that never answers, and of one that takes nobody."""
+
+    folder: Path
+    cluster: Sandbox | None = None
+    ports: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def hosts(self) -> str:
+        return str(self.cluster.inventory) if self.cluster else "localhost"
+
+
+class Job:
+    """A started job: its launcher, and what all have said."""
+
+    def __init__(self, seed: Seed, place: Place, folder: Path, program: Path) -> None:
+        self.seed, self.place, self.folder, self.program = seed, place, folder, program
+        words = self._mpirun() if seed.framework == "mpi" else self._run()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1", "OPAL_PREFIX": str(ENGINE)}
+        self.process = subprocess.Popen(
+            words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace", start_new_session=True,
+        )  # fmt: skip
+        self.lines: list[tuple[float, str]] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _run(self) -> list[str]:
+        options = ["--hosts", self.place.hosts, "--python", str(PYTHON), "-np", str(self.seed.ranks), "--launcher", "own"]
+        options += ["--stall-after", str(AFTER_S), "-x", "TF_CPP_MIN_LOG_LEVEL=2"]
+        return [sys.executable, "-m", "provision", "run", *options, self.program.name]
+
+    def _mpirun(self) -> list[str]:
+        words = [str(ENGINE / "bin/mpirun"), "--allow-run-as-root", "--oversubscribe", "-np", str(self.seed.ranks)]
+        if self.place.cluster is not None:
+            each = -(-self.seed.ranks // len(self.place.cluster.hosts))
+            hosts = ",".join(f"{host.address}:{each}" for host in self.place.cluster.hosts)
+            words += ["--host", hosts, "--mca", "plm_rsh_agent", str(self.place.folder / "ssh"), "-x", "OPAL_PREFIX", "--wdir", "/tmp"]
+            words += ["--mca", "btl", "self,vader,tcp", "--mca", "btl_tcp_if_include", "eth0"]
+        return [*words, str(PYTHON), str(self.program if self.place.cluster is None else Path("/tmp") / self.program.name)]
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append((time.time(), line))
+
+    @property
+    def said(self) -> str:
+        return "".join(line for _at, line in list(self.lines))
+
+    def when(self, text: str) -> float | None:
+        return next((at for at, line in list(self.lines) if text in line), None)
+
+    def wait(self, condition: Callable[[], object], seconds: float) -> bool:
+        """Until it holds; False where it does not in that time, or the job has ended."""
+        end = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > end or self.process.poll() is not None:
+                return bool(condition())
+            time.sleep(0.1)
+        return True
+
+    def ready(self) -> None:
+        """Until all ranks have trained."""
+        expected = self.seed.ranks if self.seed.shape != "missing" else 0
+        assert self.wait(lambda: self.said.count("ready ") >= expected, READY_S), f"not ready: {self.said[-1500:]}"
+
+    def rank(self, number: int) -> int:
+        """The process of a rank, as this machine numbers it."""
+        wanted, found = {f"RANK={number}".encode(), f"OMPI_COMM_WORLD_RANK={number}".encode()}, []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+                is_it = b"python" in words[0] and any(word.endswith(self.program.name.encode()) for word in words[1:3])
+                if is_it and wanted & set((folder / "environ").read_bytes().split(b"\0")):
+                    found.append(int(folder.name))
+        return min(found)
+
+    def examined(self) -> tuple[dict[str, Any], float]:
+        """(what `provision doctor --job` says, seconds)"""
+        began = time.time()
+        # The run is named by its launcher here; on hosts, which have one job at a time, by these.
+        done = provision("doctor", "--job", self.place.hosts if self.place.cluster else str(self.process.pid), "--json", timeout=120)
+        assert done.stdout.startswith("{"), done.stdout + done.stderr
+        jobs: list[dict[str, Any]] = json.loads(done.stdout)["jobs"]
+        return jobs[0], time.time() - began
+
+    def alarm(self) -> tuple[dict[str, Any], float]:
+        """(what the run's watch has written, seconds)"""
+        assert self.wait(lambda: self.when("  the evidence: "), ALARM_S), f"no alarm: {self.said[-300:]}"
+        found = re.search(r"the evidence: (\S+stalls\.json)", self.said)
+        assert found is not None
+        stall = json.loads(Path(found.group(1)).read_text())["stalls"][-1]
+        since = datetime.fromisoformat(stall["since"].replace("Z", "+00:00")).timestamp()
+        return stall["verdict"], (self.when("has stalled since") or 0) - since - AFTER_S
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=40)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def disturbed(job: Job) -> Iterator[None]:
+    """Does what the shape's ``act`` says, and undoes it."""
+    act, number = SHAPES[job.seed.shape].act if job.seed.shape in SHAPES else "", job.seed.victim
+    with contextlib.ExitStack() as stack:
+        if act == "stop":
+            os.kill(job.rank(number), signal.SIGSTOP)
+        elif act == "memory":
+            group = MEMORY / f"hang-{job.program.stem}"
+            group.mkdir()
+            stack.callback(group.rmdir)
+            stack.callback(lambda: (MEMORY / "tasks").write_text(str(job.rank(number))))
+            (group / "memory.limit_in_bytes").write_text(str(96 << 20))
+            (group / "memory.move_charge_at_immigrate").write_text("3")
+            (group / "cgroup.procs").write_text(str(job.rank(number)))
+        elif act.startswith("cut"):
+            assert job.place.cluster is not None
+            first, second = job.place.cluster.hosts
+            rules = [f"OUTPUT -d {first.address}", f"INPUT -s {first.address}"]
+            for rule in rules[: 1 if "one way" in act else 2]:
+                as_machine(second, "net", f"iptables -w -A {rule} -j DROP")
+                stack.callback(as_machine, second, "net", f"iptables -w -D {rule} -j DROP")
+        yield
+
+
+@contextlib.contextmanager
+def surroundings(seed: Seed, folder: Path) -> Iterator[None]:
+    """What a program needs around it: a FIFO, a full disk, a file system of which the server does not answer."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    os.mkfifo(folder / "shard")
+    with contextlib.ExitStack() as stack:
+        if seed.shape == "full disk":
+            (folder / "full").mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder / "full")], check=True)
+            stack.callback(subprocess.run, ["umount", "-l", str(folder / "full")], check=True)
+        if seed.shape == "fuse":
+            (folder / "fs").mkdir()
+            server = os.open("/dev/fuse", os.O_RDWR)
+            options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+            assert libc.mount(b"shards", str(folder / "fs").encode(), b"fuse", 0, options) == 0, os.strerror(ctypes.get_errno())
+            stack.callback(subprocess.run, ["umount", "-l", str(folder / "fs")], check=True)
+            stack.callback(os.close, server)  # what waits for it fails
+        yield
+
+
+@contextlib.contextmanager
+def started(seed: Seed, place: Place, number: int) -> Iterator[tuple[Job, str]]:
+    """(its job, the line at which the rank has to be found)"""
+    folder = place.folder / f"seed{number}"
+    folder.mkdir()
+    program = folder / f"train_{number}.py"
+    program.write_text(seed.program(**place.ports))
+    marked = [at for at, line in enumerate(program.read_text().splitlines(), 1) if line.endswith(MARK)]
+    if place.cluster is not None and seed.framework == "mpi":
+        for host in place.cluster.hosts:
+            subprocess.run(["docker", "cp", "-q", str(program), f"{host.container}:/tmp/"], check=True)
+    with surroundings(seed, folder):
+        job = Job(seed, place, folder, program)
+        try:
+            yield job, f"{program.name}:{marked[0]}" if marked else ""
+        finally:
+            job.end()
+
+
+def hang(seed: Seed, place: Place, number: int) -> Row:
+    row = Row(seed)
+    shape = SHAPES[seed.shape]
+    try:
+        with started(seed, place, number) as (job, line):
+            job.ready()
+            with disturbed(job):
+                if not shape.alarms or seed.framework == "mpi":
+                    time.sleep(AFTER_S)
+                    verdict, row.seconds = job.examined()
+                else:
+                    verdict, row.seconds = job.alarm()
+            row.said, suspects = verdict["said"], verdict["suspects"]
+            those = [each for each in verdict["places"] if each["rank"] == seed.victim]
+            if shape.kind == "network":  # which end is at fault cannot be known
+                row.is_right_rank = row.is_right_place = verdict["state"] == "stalled" and "not acknowledged" in row.said
+            elif shape.kind == "missing":
+                row.is_right_rank = row.is_right_place = verdict["missing"] == suspects == [seed.victim]
+            else:
+                row.is_right_rank = suspects == [seed.victim]
+                row.is_right_place = any(
+                    line == each["line"] or f"({line})" in each["doing"] if line else each["kind"] == shape.kind for each in those
+                )
+                row.said += f" {those}" if not row.is_right else ""
+    except AssertionError as error:
+        row.said = re.sub(r"\s*\n\s*", " | ", str(error))
+    return row
+
+
+def healthy(seed: Seed, place: Place, number: int) -> Row:
+    row = Row(seed)
+    try:
+        with started(seed, place, number) as (job, _line):
+            job.ready()
+            job.wait(lambda: "provision: " in job.said, HEALTHY_S)
+            row.said = job.said[-400:]
+            row.is_right_rank = row.is_right_place = job.process.poll() is None and "provision: " not in job.said
+    except AssertionError as error:
+        row.said = str(error)
+    return row
+
+
+@pytest.fixture(scope="module")
+def ports() -> Iterator[dict[str, int]]:
+    """SILENT takes connections and says nothing; BLACK takes none, as its queue is full: it drops packets."""
+    with contextlib.ExitStack() as stack:
+        silent, black = (stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=size)) for size in (100, 0))
+        for _ in range(2):
+            stack.enter_context(contextlib.closing(knocking := socket.socket())).setblocking(False)
+            knocking.connect_ex(black.getsockname())
+        yield {"SILENT": silent.getsockname()[1], "BLACK": black.getsockname()[1]}
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    file = tmp_path_factory.mktemp("swap") / "file"
+    subprocess.run(["fallocate", "-l", "1G", str(file)], check=True)
+    file.chmod(0o600)
+    for command in ("mkswap", "swapon"):
+        subprocess.run([command, str(file)], check=True, capture_output=True)
+    yield
+    subprocess.run(["swapoff", str(file)], check=True)
+
+
+_MOUNT = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+for path in sys.argv[2:]:
+    tree = libc.syscall(428, -100, path.encode(), 1)  # open_tree, a copy of the mount
+    if os.fork() == 0:
+        assert libc.setns(os.open(f"/proc/{sys.argv[1]}/ns/mnt", os.O_RDONLY), 0) == 0
+        os.makedirs(path, exist_ok=True)
+        os.chmod("/root", 0o711)
+        os._exit(libc.syscall(429, tree, b"", -100, path.encode(), 4) and ctypes.get_errno())  # move_mount
+    assert os.wait()[1] == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def places(sandbox_factory: SandboxFactory, tmp_path_factory: pytest.TempPathFactory, ports: dict[str, int]) -> dict[int, list[Place]]:
+    """Number of hosts → places. Both hosts of a sandbox see this machine's engine and frameworks."""
+    found = {1: [Place(tmp_path_factory.mktemp("local"), ports=ports)], 2: []}
+    count = sum(seed.hosts == 2 for seed in chosen([*seeds(), *healthy_seeds()]))
+    for name in ("hangs1", "hangs2")[: (count > 0) + (count > 9)]:
+        cluster = sandbox_factory(2, "debian:12", name=name, slots=4)
+        folder = tmp_path_factory.mktemp("hosts")
+        for host in cluster.hosts:
+            shown = {str(ENGINE), os.path.realpath(subprocess.check_output([PYTHON, "-c", "import sys; print(sys.base_prefix)"], text=True).strip())}
+            subprocess.run([sys.executable, "-c", _MOUNT, str(init(host)), *shown], check=True)
+            root(host, f"su {names.USER} -c '{PYTHON} -c \"import numpy\"'")
+        ssh = f"exec ssh -F /dev/null -i {cluster.key} -l {cluster.user} -o UserKnownHostsFile={cluster.known_hosts} -o BatchMode=yes"
+        (folder / "ssh").write_text(f'#!/bin/sh\n{ssh} "$@"\n')
+        (folder / "ssh").chmod(0o755)
+        found[2].append(Place(folder, cluster, ports))
+    return found
+
+
+def chosen(of: Sequence[Seed]) -> list[Seed]:
+    return [each for each in of if _WANTED.search(f"{each.shape} {each.framework} {each.ranks} {each.hosts}")]
+
+
+def table(of: Sequence[Seed], places: dict[int, list[Place]], look: Callable[[Seed, Place, int], Row]) -> list[Row]:
+    """Those on this machine several at once, those on hosts one after the other on each sandbox."""
+    rows: list[Row] = []
+
+    def one(number: int, seed: Seed, place: Place) -> None:
+        row = look(seed, place, number)
+        print(row, flush=True)
+        rows.append(row)
+
+    with contextlib.ExitStack() as stack:
+        pools = {place.hosts: stack.enter_context(ThreadPoolExecutor(1 if place.cluster else AT_ONCE)) for each in places.values() for place in each}
+        waiting = []
+        for number, seed in enumerate(random.Random(46).sample(those := chosen(of), len(those))):
+            place = places[seed.hosts][number % len(places[seed.hosts])]
+            waiting.append(pools[place.hosts].submit(one, number, seed, place))
+        for each in waiting:
+            each.result()
+    return rows
+
+
+def test_hangs_get_their_name(places: dict[int, list[Place]], swap: None) -> None:
+    if not PYTHON.exists():
+        missing("no frameworks in .venv-engine: make .venv-engine/.frameworks")
+    rows = table(list(seeds()), places, hang)
+    right = sum(row.is_right for row in rows)
+    print(f"{right} of {len(rows)} named; the longest examination took {max(row.seconds for row in rows):.1f} s")
+    assert right >= 0.95 * len(rows), "\n".join(str(row) for row in rows if not row.is_right)
+
+
+def test_healthy_jobs_raise_no_alarm(places: dict[int, list[Place]]) -> None:
+    rows = table(list(healthy_seeds()), places, healthy)
+    assert all(row.is_right for row in rows), "\n".join(str(row) for row in rows if not row.is_right)
