@@ -294,16 +294,19 @@ def is_obscure(pid, frames):
 def examined(pid, parent, before, frames, why, passed):
     """One process: its threads, each with its stack, its system call and what it waits for. ``before``: thread -> clock, ``passed`` seconds ago."""
     threads = []
+    found = re.search(rb"\nTracerPid:\s*(\d+)", read("/proc/%d/status" % pid))
+    tracer = int(found.group(1)) if found else 0
+    tracer = 0 if read("/proc/%d/comm" % tracer).strip() == b"py-spy" else tracer  # another examination's: it holds it for milliseconds
     for tid in threads_of(pid):
         place = "/proc/%d/task/%d/" % (pid, tid)
         fields, (ticks, switches) = read(place + "stat").rpartition(b")")[2].split(), clock(pid, tid)
         old = before.get(tid, (ticks, switches))
         thread = {"tid": tid, "name": text(read(place + "comm").strip()), "state": fields[0].decode() if fields else ""}
+        thread["state"] = "S" if thread["state"] == "t" and not tracer else thread["state"]
         thread.update(busy=round(max(0, ticks - old[0]) / TICKS / passed, 3), switches=max(0, switches - old[1]), frames=frames.get(tid, []))
         thread["waits_in"] = text(read(place + "wchan").strip(b"\0 \n0"))
         threads.append(dict(thread, **call_of(pid, tid)))
-    tracer = re.search(rb"\nTracerPid:\s*(\d+)", read("/proc/%d/status" % pid))
-    return {"pid": pid, "parent": parent, "tracer": int(tracer.group(1)) if tracer else 0, "threads": threads, "no_stacks": why}
+    return {"pid": pid, "parent": parent, "tracer": tracer, "threads": threads, "no_stacks": why}
 
 
 def watched(processes, chosen, spy, until):

@@ -79,6 +79,7 @@ def render(run: Run) -> str:
         notes=report.notes[:_MAX_NOTES] if report else [],
         # The rest of it is in the section about the training, where there is one.
         summary=(report.smoke_summary or "").splitlines()[: 1 if smoke else None] if report else [],
+        stalls=watched.stalls if watched else [],
         stragglers=watched.stragglers if watched else [],
         training=smoke,
         charts=training.curves(smoke) if smoke else [],

@@ -10,8 +10,12 @@ import itertools
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 MARK = "# HANGS HERE"
+BLIND = Path(__file__).parents[1] / "data/hangs"
 
 _TORCH = """
 import os
@@ -288,7 +292,11 @@ def save():
     "order": Shape(
         f"if step == 3 and rank == VICTIM:\n    BROADCAST  {MARK}\nelif step == 3:\n    REDUCE", frameworks=("ddp", "fsdp2", "mpi"), ranks=3
     ),
-    "wrong shape": Shape(_once(f"MORE  {MARK}"), frameworks=("ddp", "fsdp2"), ranks=3),
+    "wrong shape": Shape(  # what Gloo and MPI do not refuse at once: another number of rows
+        f"if step == 3:\n    for row in torch.ones(6 if rank == VICTIM else 5, 845):\n        dist.all_reduce(row)  {MARK}\n    BARRIER",
+        frameworks=("ddp", "fsdp2"),
+        ranks=3,
+    ),
     "swallowed": Shape(
         f"""try:
     if rank == VICTIM and step == 3:
@@ -318,7 +326,6 @@ _OPERATIONS = {
     "torch": {
         "BROADCAST": "dist.broadcast(torch.ones(4225), (rank + 1) % ranks)",
         "REDUCE": "dist.all_reduce(torch.ones(4225))",
-        "MORE": "dist.all_reduce(torch.ones(9000))",
         "BARRIER": "dist.barrier()",
         "FIRST": "dist.all_reduce(torch.ones(9), group=groups[0])",
         "SECOND": "dist.all_reduce(torch.ones(9), group=groups[1])",
@@ -335,24 +342,38 @@ _OPERATIONS = {
 
 @dataclass(frozen=True)
 class Seed:
-    """A job that hangs, or where ``shape`` is one of `HEALTHY`, does not."""
+    """A job that hangs, or where ``shape`` is one of `HEALTHY`, does not. ``file``, ``guilty``: of `blind`."""
 
     shape: str
     framework: str
     ranks: int
     hosts: int
+    file: str = ""
+    guilty: tuple[int, ...] = ()
+
+    @property
+    def is_under_mpi(self) -> bool:
+        """Whether mpirun starts it, and not `provision run`."""
+        return self.framework.startswith("mpi")
+
+    @property
+    def what(self) -> Shape:
+        return {**SHAPES, **HEALTHY}.get(self.shape, Shape())
 
     @property
     def victim(self) -> int:
         """The rank at fault: one that is neither always first nor always last."""
+        if self.file:
+            return self.guilty[0] if self.guilty else -1
         if self.shape == "evaluation":
             return 0
         return 1 + sum(map(ord, self.shape + self.framework)) % (self.ranks - 1)
 
     def program(self, **values: object) -> str:
         """Its program. ``values``: words in it, such as ports, and what stands for them."""
-        shape = {**SHAPES, **HEALTHY}[self.shape]
-        is_mpi, lines = self.framework == "mpi", []
+        if self.file:
+            return (BLIND / self.file).read_text(encoding="utf-8")
+        shape, is_mpi, lines = self.what, self.framework == "mpi", []
         parts = {"#SETUP": shape.setup, "#HOOK": shape.hook, "#ITEM": shape.item, "#AFTER": shape.after}
         for line in PROGRAMS[self.framework].strip().splitlines():
             part = parts.get(line.strip())
@@ -405,3 +426,14 @@ def healthy_seeds() -> Iterator[Seed]:
         if framework != "keras-tf":
             yield Seed(name, framework, next(sizes), 1 + (at % 4 == 3))
     yield from (Seed(name, framework, 8, 1 + (framework == "hvd")) for name in HEALTHY for framework in ("ddp", "hvd"))
+
+
+def blind(*, is_healthy: bool) -> list[Seed]:
+    """Programs by an author who had not seen what examines them."""
+    listed = yaml.safe_load((BLIND / "MANIFEST.yaml").read_text(encoding="utf-8"))
+    found = []
+    for each in listed:
+        framework = each["framework"] if each["launcher"] != "mpi" else f"mpi {each['framework']}".replace("mpi mpi", "mpi")
+        if each["healthy"] is is_healthy:
+            found.append(Seed(each["shape"], framework, each["ranks"], each["hosts"], each["file"], tuple(each["guilty"])))
+    return found

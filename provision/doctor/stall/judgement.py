@@ -82,8 +82,10 @@ def judge(hosts: Mapping[str, Sequence[Rank]]) -> list[Verdict]:
 def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
     places = sorted((place_of(host, rank) for host, rank in found), key=lambda place: (place.rank, place.host))
     missing = sorted(set(range(min(max(rank.ranks for _host, rank in found), 4096))) - {place.rank for place in places})
-    waiting = [place for place in places if place.kind in WAITS]
-    elsewhere = sorted((place for place in places if place.kind not in WAITS), key=lambda place: (place.moves, _ORDER.index(place.kind)))
+    # Where others are in a collective operation, one at a socket of its own waits for another program: a server, a port that is closed.
+    waits = set(WAITS) - ({"network"} if any(place.kind == "collective" for place in places) else set())
+    waiting = [place for place in places if place.kind in waits]
+    elsewhere = sorted((place for place in places if place.kind not in waits), key=lambda place: (place.moves, _ORDER.index(place.kind)))
     made = Verdict(job=job, began=min(rank.began for _host, rank in found), said="", state="stalled", missing=missing, places=places)
     suspects = [place for place in elsewhere if not place.moves] or (elsewhere if waiting else [])
     made.suspects, first = sorted(place.rank for place in suspects), {place.kind: place for place in reversed(suspects)}
@@ -138,6 +140,8 @@ def place_of(host: str, rank: Rank) -> Place:
     main = [*python, *(each for each in rank.processes if each.threads[0].waits_in != "do_wait"), *rank.processes][0]
     thread = main.threads[0]
     kind, operation = _kind(thread)
+    if kind == "hidden" and any(_EXECUTORS.search(frame.file) for frame in thread.frames[:1]) and any(map(_is_busy, main.threads[1:])):
+        kind, operation = "busy", ""
     place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=_doing(kind, operation, thread), line=_line(thread))
     place.holder = thread.holder
     place.at = operation if kind in ("network", "client", "loader", "child") else place.doing
@@ -160,8 +164,6 @@ def place_of(host: str, rank: Rank) -> Place:
     if kind in ("loader", "child", "lock"):
         started = (each for process in rank.processes if process is not main for each in process.threads)
         place.moves = place.moves or any(map(_goes_on, started))
-    if kind == "hidden" and any(_EXECUTORS.search(frame.file) for frame in thread.frames[:1]):
-        place.moves = place.moves or any(map(_is_busy, main.threads[1:]))
     if kind == "lock":
         others = [each for each in main.threads[1:] if _line(each)]
         place.evidence += [f"thread {each.name}: {_doing(*_kind(each), each)} at {_line(each)}" for each in others]

@@ -418,3 +418,32 @@ def test_text_of_a_process_stays_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\u202e" not in printed
     assert not any(line.startswith("provision: all") for line in printed.splitlines())
     assert "{{ x" not in printed
+
+
+def test_a_rank_that_sleeps_until_something_is_there_is_stalled_however_often_it_looks() -> None:
+    data = recorded("backward")["ranks"]
+    first_thread(data[1]).update(switches=60)
+    assert (judged(data).state, judged(data).suspects) == ("stalled", [1])
+    first_thread(data[1]).update(busy=0.1)
+    assert judged(data).state == "works"
+
+
+@pytest.mark.parametrize("library", ["tensorflow/python/eager/execute.py", "jax/_src/array.py"])
+def test_what_a_library_with_threads_of_its_own_does_is_seen_at_these(library: str) -> None:
+    data = recorded("fifo")["ranks"]
+    frames = [{"name": "f", "file": f"/x/site-packages/{library}", "line": 9}, {"name": "train", "file": "/x/train.py", "line": 3}]
+    for number in (0, 2):
+        first_thread(data[number]).update(call="futex", target="", frames=frames)
+    verdict = judged(data)
+    assert (verdict.state, verdict.suspects) == ("stalled", [1])
+    assert "the other 2 ranks wait for it in futex" in verdict.said
+    data[2]["processes"][0]["threads"].append({"tid": 99, "state": "R", "busy": 0.9})
+    assert (judged(data).places[2].kind, judged(data).suspects) == ("busy", [1])
+
+
+def test_a_rank_at_a_socket_of_its_own_keeps_those_in_an_operation_waiting() -> None:
+    data = recorded("fifo")["ranks"][:2]
+    for rank in data:
+        rank["ranks"] = 2
+    first_thread(data[1]).update(call="connect", target="socket:[7]", peer="10.0.0.9:443")
+    assert (judged(data).state, judged(data).suspects) == ("stalled", [1])
