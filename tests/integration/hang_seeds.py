@@ -223,14 +223,18 @@ SHAPES = {
     ),
     "checkpoint lock": Shape(
         "if rank == 0 and step == 0:\n    held = open('checkpoint.lock', 'w')\n    fcntl.flock(held, fcntl.LOCK_EX)\n"
-        "    globals()['held'] = held\n"
-        + _once(f"lock = open('checkpoint.lock', 'w')\nfcntl.flock(lock, fcntl.LOCK_EX)  {MARK}"),
+        "    globals()['held'] = held\n" + _once(f"lock = open('checkpoint.lock', 'w')\nfcntl.flock(lock, fcntl.LOCK_EX)  {MARK}"),
         setup="import fcntl",
         hosts=(1,),
     ),
-    "lock": Shape(_once(f"cache_lock.acquire()\nwith cache_lock:  {MARK}\n    pass"), setup="import threading\ncache_lock = threading.Lock()"),
+    "lock": Shape(
+        _once(f"cache_lock.acquire()\nwith cache_lock:  {MARK}\n    pass"), setup="import threading\ncache_lock = threading.Lock()"
+    ),
     "two locks": Shape(
-        _once(f"threading.Thread(target=save, daemon=True).start()\nwith weights_lock:\n    time.sleep(0.5)\n    with log_lock:  {MARK}\n        pass"),
+        _once(
+            "threading.Thread(target=save, daemon=True).start()\nwith weights_lock:\n    time.sleep(0.5)\n"
+            f"    with log_lock:  {MARK}\n        pass"
+        ),
         setup="""import threading, time
 weights_lock, log_lock = threading.Lock(), threading.Lock()
 def save():
@@ -270,7 +274,9 @@ def save():
     ),
     # The network.
     "silent server": Shape(
-        _once(f'urllib.request.urlopen("http://127.0.0.1:SILENT/metrics", b"step=3").read()  {MARK}'), setup="import urllib.request", hosts=(1,)
+        _once(f'urllib.request.urlopen("http://127.0.0.1:SILENT/metrics", b"step=3").read()  {MARK}'),
+        setup="import urllib.request",
+        hosts=(1,),
     ),
     "blackholed port": Shape(_once(f'socket.create_connection(("127.0.0.1", BLACK))  {MARK}'), setup="import socket", hosts=(1,)),
     "cut": Shape(kind="network", act="cut", hosts=(2,), frameworks=("ddp", "collective", "hvd", "fsdp2", "jax", "keras")),
@@ -279,7 +285,8 @@ def save():
     "stopped": Shape(kind="stopped", act="stop"),
     "swap storm": Shape(
         _once(f"while table.sum() > 0:  {MARK}\n    pass"),
-        setup="import numpy\ntable = numpy.ones(25_000_000) if os.environ.get('RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == 'VICTIM' else None",
+        setup="import numpy\nis_it = os.environ.get('RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == 'VICTIM'\n"
+        "table = numpy.ones(25_000_000 if is_it else 1)",
         act="memory",
         alarms=False,
         hosts=(1,),
@@ -288,7 +295,11 @@ def save():
     "python loop": Shape(_once(f'while not os.environ.get("DONE"): pass  {MARK}'), alarms=False),
     "c loop": Shape(_once(f're.match("(x+x+)+y", "x" * 64)  {MARK}'), setup="import re", alarms=False),
     # What ranks disagree about.
-    "missing": Shape(setup="import sys\nif os.environ['RANK'] == 'VICTIM':\n    sys.exit(0)", kind="missing", frameworks=("ddp", "collective", "hvd", "fsdp2", "keras", "jax", "lightning")),
+    "missing": Shape(
+        setup="import sys\nif os.environ['RANK'] == 'VICTIM':\n    sys.exit(0)",
+        kind="missing",
+        frameworks=("ddp", "collective", "hvd", "fsdp2", "keras", "jax", "lightning"),
+    ),
     "order": Shape(
         f"if step == 3 and rank == VICTIM:\n    BROADCAST  {MARK}\nelif step == 3:\n    REDUCE", frameworks=("ddp", "fsdp2", "mpi"), ranks=3
     ),
@@ -384,7 +395,9 @@ class Seed:
         for word, value in {**_OPERATIONS["mpi" if is_mpi else "torch"], **words, **values}.items():
             text = text.replace(word, str(value))
         if "groups[" in text:
-            text = text.replace("def train():", f"groups = [{'comm.Dup()' if is_mpi else 'dist.new_group()'} for _ in range(2)]\ndef train():", 1)
+            text = text.replace(
+                "def train():", f"groups = [{'comm.Dup()' if is_mpi else 'dist.new_group()'} for _ in range(2)]\ndef train():", 1
+            )
         return text + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Whether hangs get a name: the rank and the line, or what the kernel says, of jobs of `hang_seeds.py`, and whether healthy jobs raise no alarm.
+"""Whether hangs get a name, the rank and the line, or what the kernel says, and healthy jobs no alarm: the jobs of `hang_seeds.py`.
 
 ``PROVISION_HANGS=REGEX`` chooses those whose ``shape framework ranks hosts`` it finds. A table of all is printed (``pytest -s``).
 """
@@ -29,7 +29,6 @@ from conftest import SandboxFactory, missing
 from hang_seeds import MARK, Seed, blind, healthy_seeds, seeds
 from hosts import as_machine, init, provision, root
 
-from provision.base import paths
 from provision.sandbox import Sandbox, names
 
 pytestmark = pytest.mark.slow
@@ -61,7 +60,8 @@ class Row:
 
     def __str__(self) -> str:
         seed, marks = self.seed, ["right" if each else "WRONG" for each in (self.is_right_rank, self.is_right_place)]
-        head = f"{seed.file or seed.shape:18} {seed.framework:14} {seed.ranks} {seed.hosts}  rank {marks[0]}  place {marks[1]}  {self.seconds:4.1f} s"
+        place = f"rank {marks[0]}  place {marks[1]}  {self.seconds:4.1f} s"
+        head = f"{seed.file or seed.shape:18} {seed.framework:14} {seed.ranks} {seed.hosts}  {place}"
         return head if self.is_right else f"{head}  rank {seed.victim}: {self.said[:400]}"
 
 
@@ -86,7 +86,13 @@ class Job:
         # Those of another author were written for the default of a minute: their pauses are no steps of a second.
         self.after = HEALTHY_AFTER_S if seed.file and not seed.guilty else AFTER_S
         words = self._mpirun() if seed.is_under_mpi else self._run()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1", "OPAL_PREFIX": str(ENGINE)}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "PYTHONUNBUFFERED": "1",
+            "OPAL_PREFIX": str(ENGINE),
+        }
         self.process = subprocess.Popen(
             words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="replace", start_new_session=True,
@@ -260,7 +266,7 @@ def hang(seed: Seed, place: Place, number: int) -> Row:
                 row.is_right_rank = row.is_right_place = verdict["missing"] == suspects == [seed.victim]
             else:
                 # Of two ranks that wait in different operations each may be the one that is wrong.
-                is_open = seed.ranks == 2 and all(each["kind"] in ("collective", "hidden", "network") for each in verdict["places"])
+                is_open = seed.ranks == 2 and all(each["kind"] in ("collective", "hidden") for each in verdict["places"])
                 row.is_right_rank = suspects == ([0, 1] if is_open else list(seed.guilty or [seed.victim]))
                 row.is_right_place = any(
                     line == each["line"] or f"({line})" in each["doing"] if line else each["kind"] == shape.kind for each in those
@@ -335,7 +341,10 @@ def places(sandbox_factory: SandboxFactory, tmp_path_factory: pytest.TempPathFac
         cluster = sandbox_factory(2, "debian:12", name=name, slots=4)
         folder = tmp_path_factory.mktemp("hosts")
         for host in cluster.hosts:
-            shown = {str(ENGINE), os.path.realpath(subprocess.check_output([PYTHON, "-c", "import sys; print(sys.base_prefix)"], text=True).strip())}
+            shown = {
+                str(ENGINE),
+                os.path.realpath(subprocess.check_output([PYTHON, "-c", "import sys; print(sys.base_prefix)"], text=True).strip()),
+            }
             subprocess.run([sys.executable, "-c", _MOUNT, str(init(host)), *shown], check=True)
             root(host, f"su {names.USER} -c '{PYTHON} -c \"import numpy\"'")
         ssh = f"exec ssh -F /dev/null -i {cluster.key} -l {cluster.user} -o UserKnownHostsFile={cluster.known_hosts} -o BatchMode=yes"
@@ -359,7 +368,11 @@ def table(of: Sequence[Seed], places: dict[int, list[Place]], look: Callable[[Se
         rows.append(row)
 
     with contextlib.ExitStack() as stack:
-        pools = {place.hosts: stack.enter_context(ThreadPoolExecutor(1 if place.cluster else AT_ONCE)) for each in places.values() for place in each}
+        pools = {
+            place.hosts: stack.enter_context(ThreadPoolExecutor(1 if place.cluster else AT_ONCE))
+            for each in places.values()
+            for place in each
+        }
         waiting = []
         for number, seed in enumerate(random.Random(46).sample(those := chosen(of), len(those))):
             place = places[seed.hosts][number % len(places[seed.hosts])]

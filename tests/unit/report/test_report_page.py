@@ -462,7 +462,14 @@ def test_ranks_that_were_late_have_a_row_with_where_their_time_went() -> None:
 def test_a_stall_is_drawn_as_ranks_over_time_with_where_each_stood() -> None:
     places = [{"rank": rank, "host": "node<2>", "doing": doing, "line": "train.py:7"} for rank, doing in enumerate(("waits", "sleeps"))]
     stall = {"since": "2026-11-26T18:00:25Z", "seconds": 50, "said": "rank 1 sleeps", "verdict": {"suspects": [1], "places": places}}
-    record = {"schema": 1, "command": "provision run", "inventory": "hosts.ini", "began": "2026-11-26T18:00:00Z", "seconds": 100, "exit_code": 1}
+    record = {
+        "schema": 1,
+        "command": "provision run",
+        "inventory": "hosts.ini",
+        "began": "2026-11-26T18:00:00Z",
+        "seconds": 100,
+        "exit_code": 1,
+    }
     made = read(folder(stalls={"schema": 1, "stalls": [stall]}, run=record))
     assert re.search(r"rank 1 sleeps. Since \S+, for 50 s", made.said())
     assert "1 on node<2> sleeps at train.py:7" in made.said()
