@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ctypes
 import json
@@ -337,16 +338,15 @@ def places(sandbox_factory: SandboxFactory, tmp_path_factory: pytest.TempPathFac
     """Number of hosts → places. Both hosts of a sandbox see this machine's engine and frameworks."""
     found = {1: [Place(tmp_path_factory.mktemp("local"), ports=ports)], 2: []}
     count = sum(seed.hosts == 2 for seed in chosen([*seeds(), *healthy_seeds(), *blind(is_healthy=False), *blind(is_healthy=True)]))
-    for name in ("hangs1", "hangs2")[: (count > 0) + (count > 9)]:
-        cluster = sandbox_factory(2, "debian:12", name=name, slots=4)
+    for sandbox in ("hangs1", "hangs2")[: (count > 0) + (count > 9)]:
+        cluster = sandbox_factory(2, "debian:12", name=sandbox, slots=4)
         folder = tmp_path_factory.mktemp("hosts")
         for host in cluster.hosts:
-            shown = {
-                str(ENGINE),
-                os.path.realpath(subprocess.check_output([PYTHON, "-c", "import sys; print(sys.base_prefix)"], text=True).strip()),
-            }
-            subprocess.run([sys.executable, "-c", _MOUNT, str(init(host)), *shown], check=True)
-            root(host, f"su {names.USER} -c '{PYTHON} -c \"import numpy\"'")
+            base = subprocess.check_output([PYTHON, "-c", "import sys; print(sys.base_prefix)"], text=True).strip()
+            subprocess.run([sys.executable, "-c", _MOUNT, str(init(host)), str(ENGINE), base], check=True)
+            for name, file in (("id_ed25519", cluster.key), ("known_hosts", cluster.known_hosts)):  # ranks are started from the first host
+                text = base64.b64encode(file.read_bytes()).decode()
+                root(host, f"su {names.USER} -c 'umask 77; echo {text} | base64 -d > ~/.ssh/{name}; {PYTHON} -c \"import numpy\"'")
         ssh = f"exec ssh -F /dev/null -i {cluster.key} -l {cluster.user} -o UserKnownHostsFile={cluster.known_hosts} -o BatchMode=yes"
         (folder / "ssh").write_text(f'#!/bin/sh\n{ssh} "$@"\n')
         (folder / "ssh").chmod(0o755)

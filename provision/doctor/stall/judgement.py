@@ -117,7 +117,9 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         # As many here as there: each may be the one that is wrong.
         odd = [group for group in groups if len(group) < len(groups[-1]) or len(groups[0]) == len(groups[-1])]
         made.suspects = sorted(place.rank for group in odd for place in group)
-        made.said = f"the ranks wait in different operations: {'; '.join(_said(group) for group in groups)}"
+        is_same = len({place.line for place in waiting}) == 1  # of a function that all call
+        called = [f", called at {group[0].at.rpartition(' ')[2]}" if is_same else "" for group in groups]
+        made.said = f"the ranks wait in different operations: {'; '.join(map(str.__add__, map(_said, groups), called))}"
         made.steps = [*_known().steps["order"]]
     else:
         unsent = [line for place in waiting for line in place.evidence if "not acknowledged" in line]
@@ -144,7 +146,8 @@ def place_of(host: str, rank: Rank) -> Place:
         kind, operation = "busy", ""
     place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=_doing(kind, operation, thread), line=_line(thread))
     place.holder = thread.holder
-    place.at = operation if kind in ("network", "client", "loader", "child") else place.doing
+    # With the caller: of ranks that wait in one function, such as the program's own `mean`, each may have called it elsewhere.
+    place.at = f"{operation if kind in ('network', 'client', 'loader', 'child') else place.doing} at {_line(thread, 2)}"
     place.evidence += _evidence(thread)
     # It waits, but looks again and again whether the others are there, as in init_process_group, in all of MPI and of our engine.
     is_ours = thread.busy < _IDLE and any("/collective_core/" in frame.file for frame in thread.frames)
@@ -236,9 +239,10 @@ def _frames(thread: Thread) -> tuple[Frame, ...]:
     return thread.frames
 
 
-def _line(thread: Thread) -> str:
-    """The innermost line of the program itself: Python that is in no package."""
-    return next((_line_of(frame) for frame in _frames(thread) if _line_of(frame) and not _LIBRARIES.search(frame.file)), "")
+def _line(thread: Thread, count: int = 1) -> str:
+    """The innermost lines of the program itself, each called by the next: Python that is in no package."""
+    lines = [_line_of(frame) for frame in _frames(thread) if _line_of(frame) and not _LIBRARIES.search(frame.file)]
+    return " ← ".join(lines[:count])
 
 
 def _line_of(frame: Frame) -> str:

@@ -447,3 +447,13 @@ def test_a_rank_at_a_socket_of_its_own_keeps_those_in_an_operation_waiting() -> 
         rank["ranks"] = 2
     first_thread(data[1]).update(call="connect", target="socket:[7]", peer="10.0.0.9:443")
     assert (judged(data).state, judged(data).suspects) == ("stalled", [1])
+
+
+def test_ranks_that_wait_in_one_function_are_told_apart_by_its_callers() -> None:
+    data = recorded("fifo")["ranks"]
+    for rank in data:
+        lines = [{"name": "mean", "file": "/x/train.py", "line": 9}, {"name": "train", "file": "/x/train.py", "line": 40 + rank["rank"] // 2}]
+        first_thread(rank).update(call="recvfrom", target="socket:[7]", peer="10.0.0.9:443", frames=lines)
+    verdict = judged(data)
+    assert (verdict.state, verdict.suspects) == ("stalled", [2])
+    assert "rank 2 on node1 waits in recvfrom for 10.0.0.9:443 at train.py:9, called at train.py:41" in verdict.said
