@@ -103,7 +103,16 @@ class Job:
         self._reader.start()
 
     def _run(self) -> list[str]:
-        options = ["--hosts", self.place.hosts, "--python", str(PYTHON), "-np", str(self.seed.ranks), "--launcher", "own"]
+        options = [
+            "--hosts",
+            self.place.hosts,
+            "--python",
+            str(PYTHON),
+            "--nproc-per-node",
+            str(self.seed.ranks // self.seed.hosts),
+            "--launcher",
+            "own",
+        ]
         options += ["--stall-after", str(self.after), "-x", "TF_CPP_MIN_LOG_LEVEL=2"]
         return [sys.executable, "-m", "provision", "run", *options, self.program.name]
 
@@ -112,7 +121,19 @@ class Job:
         if self.place.cluster is not None:
             each = -(-self.seed.ranks // len(self.place.cluster.hosts))
             hosts = ",".join(f"{host.address}:{each}" for host in self.place.cluster.hosts)
-            words += ["--host", hosts, "--mca", "plm_rsh_agent", str(self.place.folder / "ssh"), "-x", "OPAL_PREFIX", "--wdir", "/tmp"]
+            words += [
+                "--host",
+                hosts,
+                "--prefix",
+                str(ENGINE),
+                "--mca",
+                "plm_rsh_agent",
+                str(self.place.folder / "ssh"),
+                "-x",
+                "OPAL_PREFIX",
+                "--wdir",
+                "/tmp",
+            ]
             words += ["--mca", "btl", "self,vader,tcp", "--mca", "btl_tcp_if_include", "eth0"]
         return [*words, str(PYTHON), str(self.program if self.place.cluster is None else Path("/tmp") / self.program.name)]
 
@@ -286,7 +307,7 @@ def healthy(seed: Seed, place: Place, number: int) -> Row:
             end, alarms = time.monotonic() + (BLIND_S if seed.file else HEALTHY_S), []
             while seed.is_under_mpi and time.monotonic() < end and job.process.poll() is None and not alarms:
                 time.sleep(5)
-                verdict, row.seconds = job.examined() if job.process.poll() is None else ({"state": "moves"}, 0.0)
+                verdict, _seconds = job.examined() if job.process.poll() is None else ({"state": "moves"}, 0.0)
                 alarms += [verdict["said"]] if verdict["state"] == "stalled" else []
             job.wait(lambda: "provision: " in job.said, max(0.0, end - time.monotonic()))
             alarms += [line for _at, line in job.lines if "provision: " in line]
