@@ -103,17 +103,8 @@ class Job:
         self._reader.start()
 
     def _run(self) -> list[str]:
-        options = [
-            "--hosts",
-            self.place.hosts,
-            "--python",
-            str(PYTHON),
-            "--nproc-per-node",
-            str(self.seed.ranks // self.seed.hosts),
-            "--launcher",
-            "own",
-        ]
-        options += ["--stall-after", str(self.after), "-x", "TF_CPP_MIN_LOG_LEVEL=2"]
+        options = ["--hosts", self.place.hosts, "--python", str(PYTHON), "--launcher", "own", "-x", "TF_CPP_MIN_LOG_LEVEL=2"]
+        options += ["--nproc-per-node", str(self.seed.ranks // self.seed.hosts), "--stall-after", str(self.after)]
         return [sys.executable, "-m", "provision", "run", *options, self.program.name]
 
     def _mpirun(self) -> list[str]:

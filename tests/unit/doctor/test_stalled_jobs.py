@@ -452,7 +452,7 @@ def test_a_rank_at_a_socket_of_its_own_keeps_those_in_an_operation_waiting() -> 
 def test_ranks_that_wait_in_one_function_are_told_apart_by_its_callers() -> None:
     data = recorded("fifo")["ranks"]
     for rank in data:
-        lines = [{"name": "mean", "file": "/x/train.py", "line": 9}, {"name": "train", "file": "/x/train.py", "line": 40 + rank["rank"] // 2}]
+        lines = [{"name": "f", "file": "/x/train.py", "line": line} for line in (9, 40 + rank["rank"] // 2)]
         first_thread(rank).update(call="recvfrom", target="socket:[7]", peer="10.0.0.9:443", frames=lines)
     verdict = judged(data)
     assert (verdict.state, verdict.suspects) == ("stalled", [2])
