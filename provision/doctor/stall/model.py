@@ -89,7 +89,7 @@ class Place(BaseModel):
     Attributes:
         doing, line: what it does there, such as ``waits in read of /data/x``, and the innermost line of the program itself, such as
             ``train.py:88``; empty where no stack was read.
-        at: what ranks at the same place have in common: ``doing`` without the peer or the process that they wait for, and its last two lines.
+        at: what ranks at the same place have in common: ``doing`` without the peer or the process that they wait for, and two lines.
         evidence: what shows it, line by line.
         holder: the process that holds the file lock which it waits for.
         moves: whether it is at work, or went on while it was watched.
