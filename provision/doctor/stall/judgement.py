@@ -27,7 +27,7 @@ _MOVES = 4  # switches while it was watched: more is a rank that goes on; one th
 _LOOKS: tuple[Kind, ...] = ("hidden", "sleep", "client")  # calls of a thread that looks again and again, such as a watchdog
 _IDLE_SERVER: tuple[Kind, ...] = ("lock", "sleep")  # what the other ranks of an idle server do, too
 _MAX_EVIDENCE = 8
-_LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<frozen|/collective_core/src/")
+_LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<(?!stdin)|/collective_core/src/")
 #: Of libraries whose own threads compute and communicate while the one that has called them waits.
 _EXECUTORS = re.compile(r"-packages/(?:tensorflow|jax|jaxlib)/")
 #: Of several places, the one that explains most is said first.

@@ -433,10 +433,12 @@ def test_what_a_library_with_threads_of_its_own_does_is_seen_at_these(library: s
     data = recorded("fifo")["ranks"]
     frames = [{"name": "f", "file": f"/x/site-packages/{library}", "line": 9}, {"name": "train", "file": "/x/train.py", "line": 3}]
     for number in (0, 2):
-        first_thread(data[number]).update(call="futex", target="", frames=frames)
+        first_thread(data[number]).update(
+            call="futex", target="", frames=[*frames[:1], {"name": "f", "file": "<string>", "line": 1}, *frames[1:]]
+        )
     verdict = judged(data)
     assert (verdict.state, verdict.suspects) == ("stalled", [1])
-    assert "the other 2 ranks wait for it in futex" in verdict.said
+    assert "the other 2 ranks wait for it in futex, for what cannot be read at train.py:3" in verdict.said
     data[2]["processes"][0]["threads"].append({"tid": 99, "state": "R", "busy": 0.9})
     assert (judged(data).places[2].kind, judged(data).suspects) == ("busy", [1])
 
