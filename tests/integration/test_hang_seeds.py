@@ -211,7 +211,8 @@ def disturbed(job: Job) -> Iterator[None]:
         elif act.startswith("cut"):
             assert job.place.cluster is not None
             first, second = job.place.cluster.hosts
-            rules = [f"OUTPUT -d {first.address}", f"INPUT -s {first.address}"]
+            # All but ssh: where that is cut, too, the launcher itself says so and ends the job.
+            rules = [f"OUTPUT -d {first.address} -p tcp ! --sport 22", f"INPUT -s {first.address} -p tcp ! --dport 22"]
             for rule in rules[: 1 if "one way" in act else 2]:
                 as_machine(second, "net", f"iptables -w -A {rule} -j DROP")
                 stack.callback(as_machine, second, "net", f"iptables -w -D {rule} -j DROP")
@@ -362,6 +363,8 @@ def places(sandbox_factory: SandboxFactory, tmp_path_factory: pytest.TempPathFac
         ssh = f"exec ssh -F /dev/null -i {cluster.key} -l {cluster.user} -o UserKnownHostsFile={cluster.known_hosts} -o BatchMode=yes"
         (folder / "ssh").write_text(f'#!/bin/sh\n{ssh} "$@"\n')
         (folder / "ssh").chmod(0o755)
+        for host in cluster.hosts:  # mpirun's daemons want it, too
+            root(host, f"mkdir -p {folder} && cp /bin/false {folder}/ssh && chmod 755 {folder}/ssh")
         found[2].append(Place(folder, cluster, ports))
     return found
 
