@@ -154,8 +154,16 @@ class Job:
         expected = self.seed.ranks if self.seed.shape != "missing" and not self.seed.file else 0
         assert self.wait(lambda: self.said.count("ready ") >= expected, READY_S), f"not ready: {self.said[-1500:]}"
 
+    @property
+    def group(self) -> Path:
+        """The control group of a rank that has little memory."""
+        return MEMORY / f"hang-{self.program.stem}"
+
     def rank(self, number: int) -> int:
         """The process of a rank, as this machine numbers it."""
+        return min(self.ranks(number))
+
+    def ranks(self, number: int) -> list[int]:
         wanted, found = {f"RANK={number}".encode(), f"OMPI_COMM_WORLD_RANK={number}".encode()}, []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -163,7 +171,7 @@ class Job:
                 is_it = b"python" in words[0] and any(word.endswith(self.program.name.encode()) for word in words[1:3])
                 if is_it and wanted & set((folder / "environ").read_bytes().split(b"\0")):
                     found.append(int(folder.name))
-        return min(found)
+        return found
 
     def examined(self) -> tuple[dict[str, Any], float]:
         """(what `provision doctor --job` says, seconds)"""
@@ -201,13 +209,9 @@ def disturbed(job: Job) -> Iterator[None]:
         if act == "stop":
             os.kill(job.rank(number), signal.SIGSTOP)
         elif act == "memory":
-            group = MEMORY / f"hang-{job.program.stem}"
-            group.mkdir()
-            stack.callback(group.rmdir)
-            stack.callback(lambda: (MEMORY / "tasks").write_text(str(job.rank(number))))
-            (group / "memory.limit_in_bytes").write_text(str(96 << 20))
-            (group / "memory.move_charge_at_immigrate").write_text("3")
-            (group / "cgroup.procs").write_text(str(job.rank(number)))
+            limit = job.group / "memory.limit_in_bytes"
+            stack.callback(limit.write_text, "-1")
+            limit.write_text(str(96 << 20))  # what is more is written to the swap first
         elif act.startswith("cut"):
             assert job.place.cluster is not None
             first, second = job.place.cluster.hosts
@@ -253,9 +257,15 @@ def started(seed: Seed, place: Place, number: int) -> Iterator[tuple[Job, str]]:
     with surroundings(seed, folder):
         job = Job(seed, place, folder, program)
         try:
+            if seed.what.act == "memory":  # from its start: what it has already taken would not count
+                job.group.mkdir()
+                job.wait(lambda: job.ranks(seed.victim), READY_S)
+                (job.group / "cgroup.procs").write_text(str(job.rank(seed.victim)))
             yield job, f"{program.name}:{marked[0]}" if marked else ""
         finally:
             job.end()
+            with contextlib.suppress(FileNotFoundError):
+                job.group.rmdir()
 
 
 def hang(seed: Seed, place: Place, number: int) -> Row:
