@@ -82,10 +82,10 @@ def judge(hosts: Mapping[str, Sequence[Rank]]) -> list[Verdict]:
 def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
     places = sorted((place_of(host, rank) for host, rank in found), key=lambda place: (place.rank, place.host))
     missing = sorted(set(range(min(max(rank.ranks for _host, rank in found), 4096))) - {place.rank for place in places})
-    # Where others are in a collective operation, one at a socket of its own waits for another program: a server, a port that is closed.
-    waits = set(WAITS) - ({"network"} if any(place.kind == "collective" for place in places) else set())
-    waiting = [place for place in places if place.kind in waits]
-    elsewhere = sorted((place for place in places if place.kind not in waits), key=lambda place: (place.moves, _ORDER.index(place.kind)))
+    among_ranks = any(place.kind == "collective" for place in places)
+    waits = {place.rank: place.kind in WAITS and not (place.alone and among_ranks) for place in places}
+    waiting = [place for place in places if waits[place.rank]]
+    elsewhere = sorted((each for each in places if not waits[each.rank]), key=lambda place: (place.moves, _ORDER.index(place.kind)))
     made = Verdict(job=job, began=min(rank.began for _host, rank in found), said="", state="stalled", missing=missing, places=places)
     suspects = [place for place in elsewhere if not place.moves] or (elsewhere if waiting else [])
     made.suspects, first = sorted(place.rank for place in suspects), {place.kind: place for place in reversed(suspects)}
@@ -117,10 +117,12 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         # As many here as there: each may be the one that is wrong.
         odd = [group for group in groups if len(group) < len(groups[-1]) or len(groups[0]) == len(groups[-1])]
         made.suspects = sorted(place.rank for group in odd for place in group)
-        is_same = len({place.line for place in waiting}) == 1  # of a function that all call
-        called = [f", called at {group[0].at.rpartition(' ')[2]}" if is_same else "" for group in groups]
-        made.said = f"the ranks wait in different operations: {'; '.join(map(str.__add__, map(_said, groups), called))}"
+        made.said = f"the ranks wait in different operations: {'; '.join(map(_said, groups))}"
         made.steps = [*_known().steps["order"]]
+    elif len(callers := {place.caller: place for place in waiting}) > 1:
+        called = (f"{_said([place])}, called at {caller}" if caller else _said([place]) for caller, place in callers.items())
+        made.said = f"the ranks wait at one line, which they have called at different ones: {'; '.join(called)}"
+        made.steps = [*_known().steps["order"], *_known().steps["same"]]  # the callers may differ where nothing is wrong
     else:
         unsent = [line for place in waiting for line in place.evidence if "not acknowledged" in line]
         made.said = f"{_said(waiting)}, and none is elsewhere: " + (unsent[0] if unsent else "another shape on one of them, or the network")
@@ -146,8 +148,9 @@ def place_of(host: str, rank: Rank) -> Place:
         kind, operation = "busy", ""
     place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=_doing(kind, operation, thread), line=_line(thread))
     place.holder = thread.holder
-    # With the caller: of ranks that wait in one function, such as the program's own `mean`, each may have called it elsewhere.
-    place.at = f"{operation if kind in ('network', 'client', 'loader', 'child') else place.doing} at {_line(thread, 2)}"
+    place.at = operation if kind in ("network", "client", "loader", "child") else place.doing
+    place.caller = _line(thread, 1)
+    place.alone = kind == "network" and bool(place.line) and not any("/torch/distributed/" in frame.file for frame in thread.frames)
     place.evidence += _evidence(thread)
     # It waits, but looks again and again whether the others are there, as in init_process_group, in all of MPI and of our engine.
     is_ours = thread.busy < _IDLE and any("/collective_core/" in frame.file for frame in thread.frames)
@@ -164,10 +167,10 @@ def place_of(host: str, rank: Rank) -> Place:
             )
             place.evidence += [f"process {worker.pid}: {each}" for each in _evidence(first)]
             place.moves = place.moves or first.switches > _MOVES
-    if kind in ("loader", "child", "lock"):
+    if kind in ("loader", "child", "lock", "sleep"):
         started = (each for process in rank.processes if process is not main for each in process.threads)
         place.moves = place.moves or any(map(_goes_on, started))
-    if kind == "lock":
+    if kind in ("lock", "sleep"):
         others = [each for each in main.threads[1:] if _line(each)]
         place.evidence += [f"thread {each.name}: {_doing(*_kind(each), each)} at {_line(each)}" for each in others]
         # Native threads that wait, such as those of NCCL, may keep a core at work.
@@ -239,10 +242,10 @@ def _frames(thread: Thread) -> tuple[Frame, ...]:
     return thread.frames
 
 
-def _line(thread: Thread, count: int = 1) -> str:
-    """The innermost lines of the program itself, each called by the next: Python that is in no package."""
+def _line(thread: Thread, depth: int = 0) -> str:
+    """The innermost line of the program itself, Python that is in no package; with ``depth`` 1 the one that called it."""
     lines = [_line_of(frame) for frame in _frames(thread) if _line_of(frame) and not _LIBRARIES.search(frame.file)]
-    return " ← ".join(lines[:count])
+    return next(iter(lines[depth:]), "")
 
 
 def _line_of(frame: Frame) -> str:

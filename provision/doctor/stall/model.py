@@ -89,7 +89,9 @@ class Place(BaseModel):
     Attributes:
         doing, line: what it does there, such as ``waits in read of /data/x``, and the innermost line of the program itself, such as
             ``train.py:88``; empty where no stack was read.
-        at: what ranks at the same place have in common: ``doing`` without the peer or the process that they wait for, and two lines.
+        at: what ranks at the same place have in common: ``doing`` without the peer or the process that they wait for.
+        caller: the line of the program that called the innermost one.
+        alone: it waits at a socket, and its stack says that this is the program's own: for a server, not for another rank.
         evidence: what shows it, line by line.
         holder: the process that holds the file lock which it waits for.
         moves: whether it is at work, or went on while it was watched.
@@ -102,6 +104,8 @@ class Place(BaseModel):
     doing: str
     at: str = ""
     line: str = ""
+    caller: str = ""
+    alone: bool = False
     evidence: list[str] = Field(default_factory=list)
     holder: int | None = None
     moves: bool = False

