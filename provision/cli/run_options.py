@@ -95,6 +95,7 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
         stall=_stall(values, elastic),
         detach=values.detach,
         wait=values.wait,
+        tune=values.tune,
     )
 
 

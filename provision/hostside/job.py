@@ -277,7 +277,8 @@ def start_guards(order, folder, fill, watch):
     names = ["", *order["hosts"]]
 
     def lines(host):
-        files = dict(program, **{"place.json": json.dumps({"host": names.index(host), "hosts": len(names)})})
+        place = {"host": names.index(host), "hosts": len(names), "tuned": order["tuned"].get(host, {})}
+        files = dict(program, **{"place.json": json.dumps(place)})
         guarded = {"folder": folder, "files": files, "sample": order["sample"], "shared": order["shared"]}
         return [json.dumps(order["scripts"]["guard"]), json.dumps(guarded)]
 

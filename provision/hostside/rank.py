@@ -4,7 +4,7 @@ mpirun reports the end of a job in sentences; the record says it in numbers. It 
 program (``program.json``): its words stand on no command line but its own. The rank's number is the launcher's.
 
 mpirun's ranks also get the variables of torch.distributed here, as the engine's launcher sets them: ``place.json`` says which of how many
-hosts this is, MASTER_ADDR and MASTER_PORT are there already, and the interface is the first in COLLECTIVE_NETWORK.
+hosts this is, and how the host's ranks are tuned; MASTER_ADDR and MASTER_PORT are there already, and the interface is the first in COLLECTIVE_NETWORK.
 """
 
 import ctypes
@@ -92,12 +92,10 @@ def interface_in(networks):
     return None
 
 
-def set_variables_of_torch(folder, environment):
+def set_variables_of_torch(place, environment):
     if any(name not in environment for name in OF_MPI.values()):
         return  # the engine's launcher has set them
     environment.update({name: environment[of_mpi] for name, of_mpi in OF_MPI.items()})
-    with open(os.path.join(folder, "place.json")) as file:
-        place = json.load(file)
     environment.update({"GROUP_RANK": str(place["host"]), "GROUP_WORLD_SIZE": str(place["hosts"])})
     interface = interface_in(environment.get("COLLECTIVE_NETWORK") or environment.get("HOROVOD_GLOO_IFACE") or "")
     if interface is not None:
@@ -113,7 +111,11 @@ def main():
         program = json.load(file)
     rank = next(os.environ[name] for name in NUMBERS if name in os.environ)
     os.environ["PROVISION_RANK"] = rank
-    set_variables_of_torch(folder, os.environ)
+    with open(os.path.join(folder, "place.json")) as file:
+        place = json.load(file)
+    set_variables_of_torch(place, os.environ)
+    for name, value in place["tuned"].items():
+        os.environ.setdefault(name, value)  # the user's own win
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, OF_GROUP)
     parent, starter = os.getpid(), os.getppid()
     pid = os.fork()

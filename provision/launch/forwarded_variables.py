@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 CHOICES = KNOWN, ALL, NONE = "known", "all", "none"
 _PREFIXES = (
-    *("COLLECTIVE_", "HOROVOD_", "NCCL_", "GLOO_", "OMP_", "KMP_", "MKL_"),
+    *("COLLECTIVE_", "HOROVOD_", "NCCL_", "GLOO_", "OMP_", "KMP_", "MKL_", "MALLOC_", "GLIBC_"),
     *("HIP_", "ROCR_", "RCCL_", "MIOPEN_", "CUDA_", "CUDNN_", "CUBLAS_", "TORCH", "PYTORCH_", "PYTHON"),
 )
 #: Passed only by name: the value may be a secret.

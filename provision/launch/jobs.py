@@ -133,6 +133,7 @@ class Job:
         sample: seconds between two samples of what the ranks do; 0: none.
         shared: whether it runs next to other jobs, which see that it has the hosts; None: nothing is known of other jobs.
         wait: for other jobs that have a host, instead of ending with the verdict ``busy``.
+        tuned: address of a host, empty for the first one → variables that its ranks get where they have none of the name.
     """
 
     argv: Sequence[str]
@@ -149,11 +150,13 @@ class Job:
     sample: float = 0.0
     shared: bool | None = None
     wait: bool = False
+    tuned: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     ssh: Sequence[str] = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *ssh.OWN_CONNECTION)
 
     def order(self, mark: str) -> str:
         """What job.py reads: one line of JSON. It prints ``mark`` before its outcome; ranks cannot know it."""
-        names = ("argv", "python", "environment", "free_ports", "files", "report", "program", "hosts", "ssh", "sample", "shared", "wait")
+        names = ("argv", "python", "environment", "free_ports", "files", "report", "program", "hosts")
+        names += ("ssh", "sample", "shared", "wait", "tuned")
         scripts = {name: resources.script(f"{name}.py") for name in ("guard", "rank")}
         return json.dumps({**{name: getattr(self, name) for name in names}, "mark": mark, "scripts": scripts})
 

@@ -167,6 +167,7 @@ class RunOptions:
         nodes, per_node: torchrun's way to say how many ranks: the first so many hosts, and so many ranks on each.
         detach: the job goes on without this machine.
         wait: for other jobs that use what it wants, instead of an error.
+        tune: what is set for training on processors: one of `tuning.LEVELS`.
         restarts: failures after which all ranks are started again; in an elastic job, failures that it survives. By the launcher ``own``.
     """
 
@@ -197,6 +198,7 @@ class RunOptions:
     stall: StallOptions | None = None
     detach: bool = False
     wait: bool = False
+    tune: str = "off"
 
 
 def mpi_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions) -> Job:

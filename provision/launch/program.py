@@ -22,7 +22,7 @@ from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.base.text import counted
 from provision.base.validation import max_here
 from provision.inventory import Host, Inventory
-from provision.launch import detached, jobs, known_error, launchers, placement, program_files, root_cause, stall_watch
+from provision.launch import detached, jobs, known_error, launchers, placement, program_files, root_cause, stall_watch, tuning
 from provision.launch.jobs import Job, JobResult
 from provision.launch.launchers import Environment, RunOptions
 from provision.launch.rank_output import RankOutput, shortened
@@ -108,7 +108,7 @@ def run(
         job = make_job(where, placed, replace(options, command=tuple(command), workdir=workdir))
         if options.verbose:
             _show_job(progress, seats, placed, job)
-        job = replace(job, inside=seats[0].inside, shared=shared)
+        job = replace(job, inside=seats[0].inside, shared=shared, tuned=_tune(session, seats, placed, options))
         if options.detach:
             return _detach(session, job, placed, replace(options, workdir=workdir), seats[0].login)
         return follow(session, job, placed, options, here=here)
@@ -303,6 +303,20 @@ def _copy(session: Session, seats: Sequence[_Seat], options: RunOptions) -> tupl
         archive = archive._replace(folder=f"{archive.folder}-{session.run_id}")
     program_files.copy(session, archive, {seat.host.name: seat.command(archive.unpack) for seat in seats})
     return f"{{home}}/{archive.folder}", archive.command, archive.here
+
+
+def _tune(session: Session, seats: Sequence[_Seat], placed: Sequence[tuple[str, int]], options: RunOptions) -> dict[str, dict[str, str]]:
+    """`Job.tuned`; says what it is and why. Hosts with GPUs are not asked; an elastic job's hosts change, and are left as they are."""
+    asked = {} if options.tune == "off" or options.elastic is not None else {s.host.name: s for s in seats if not s.has_gpus}
+    answers = ssh.run(session, {name: seat.command(tuning.PROBE) for name, seat in asked.items()}) if asked else {}
+    found = {name: tuning.Processors.of(answer.body) for name, answer in answers.items() if answer.code == 0}
+    level = options.tune if len(found) == len(seats) and not any(each.has_gpus for each in found.values()) else "memory"
+    ranks = {seat.host.name: count for seat, (_, count) in zip(seats, placed, strict=True)}
+    chosen = {name: tuning.choose(each, ranks[name], level, options.environment) for name, each in found.items()}
+    for line in tuning.sentences(chosen):
+        session.progress.line(line)
+    addresses = {seat.host.name: "" if seat is seats[0] else seat.address for seat in seats}
+    return {addresses[name]: each.variables for name, each in chosen.items()}
 
 
 def _show_job(progress: Progress, seats: Sequence[_Seat], placed: Sequence[tuple[str, int]], job: Job) -> None:

@@ -5,7 +5,9 @@ Apart from the package, because every program that imports PyTorch would else im
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import multiprocessing
 import os
 from typing import Any, Iterator
@@ -20,9 +22,18 @@ def register() -> None:
     """Raises nothing where torch.distributed is missing: PyTorch would not be imported then."""
     import torch.distributed as dist
 
+    if os.environ.get("COLLECTIVE_AUTOCAST") == "bf16":
+        import torch
+
+        # Nothing would empty the cache of converted parameters, which would miss every step.
+        torch.set_autocast_cache_enabled(False)
+        torch.set_autocast_dtype("cpu", torch.bfloat16)
+        torch.set_autocast_enabled("cpu", True)
     if not dist.is_available() or NAME in dist.Backend.backend_list:
         return
     dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
+    if os.environ.get("COLLECTIVE_FOR_GLOO") == "1":
+        _take_place_of_gloo(dist)
     # The name is also that of a function of torch.distributed.
     handlers = getattr(importlib.import_module("torch.distributed.rendezvous"), "_rendezvous_handlers", {})
     usual = handlers.get("env")
@@ -41,6 +52,32 @@ def register() -> None:
         return meet_with_launcher(*arguments, **more) or usual(url, *arguments, **more)
 
     handlers["env"] = meet
+
+
+def _take_place_of_gloo(dist: Any) -> None:
+    """Makes groups of this backend where the program asks for Gloo's, or for none on a machine without GPUs.
+
+    PyTorch has no setting for that: the name is compared where the group is made. So its two functions get another name.
+    """
+    dist.Backend.default_device_backend_map["cpu"] = NAME
+
+    def renamed(function: Any) -> Any:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **more: Any) -> Any:
+            bound = signature.bind(*arguments, **more)
+            if str(bound.arguments.get("backend")).lower() in ("gloo", "cpu:gloo"):
+                bound.arguments["backend"] = NAME
+            return function(*bound.args, **bound.kwargs)
+
+        return call
+
+    core = dist.distributed_c10d
+    for name in ("init_process_group", "new_group"):
+        ours = renamed(getattr(core, name))
+        setattr(core, name, ours)
+        setattr(dist, name, ours)
 
 
 def _unsupported_reason(url: str) -> str:
