@@ -1,4 +1,5 @@
-"""A step of a click-through-rate model: one table of many rows, of which each batch uses a few thousand, and a small network above it.
+"""A step of a click-through-rate model: one table of many rows, of which each batch uses a few thousand, and a small network above it, or
+with ``--train dlrm`` the two networks of DLRM.
 
 Sides: the sharded table; the same processes without any communication, each with a whole table and PyTorch's sparse gradients; PyTorch's
 own row-wise sharding (``rowwise``: RowwiseParallel of ``nn.Embedding``) and TorchRec's (``torchrec``), with DDP for the network, over Gloo;
@@ -49,6 +50,27 @@ class Model(nn.Module):
         return scores[:, 0]
 
 
+class Dlrm(Model):
+    """As published: the numbers through a network of their own, and the products of all pairs of it and the rows into another."""
+
+    def __init__(self, table: nn.Module) -> None:
+        super().__init__(table)
+        self.numbers = nn.Sequential(nn.Linear(NUMBERS, HIDDEN[-1]), nn.ReLU(), nn.Linear(HIDDEN[-1], COLUMNS), nn.ReLU())
+        vectors = FEATURES + 1
+        self.network[0] = nn.Linear(COLUMNS + vectors * (vectors - 1) // 2, HIDDEN[0])
+        self._pairs = torch.tril_indices(vectors, vectors, offset=-1)
+
+    def forward(self, ids: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        dense = self.numbers(numbers)
+        vectors = torch.cat([dense[:, None], self.table(ids)], 1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2))[:, self._pairs[0], self._pairs[1]]
+        scores: torch.Tensor = self.network(torch.cat([dense, products], 1))
+        return scores[:, 0]
+
+
+MODELS: dict[str | None, type[Model]] = {"ctr": Model, "dlrm": Dlrm}
+
+
 def batches_of(seed: int, rows: int, batch: int, number: int = BATCHES) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Ids, numbers and clicks: each feature has its own part of the rows."""
     generator = torch.Generator().manual_seed(seed)
@@ -87,10 +109,12 @@ def _rowwise(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
 
     mesh = DeviceMesh.from_group(_gloo(), "cpu")
     parallelize_module(model.table, mesh, RowwiseParallel(input_layouts=Shard(0), output_layouts=Shard(0)))
-    model.network = nn.parallel.DistributedDataParallel(model.network, process_group=mesh.get_group())
+    for name in [name for name, _ in model.named_children() if name != "table"]:
+        setattr(model, name, nn.parallel.DistributedDataParallel(getattr(model, name), process_group=mesh.get_group()))
     # Gradients of rows are summed over the ranks, those of the network averaged.
     rows = {"params": model.table.parameters(), "lr": LR / mesh.size()}
-    return model, torch.optim.SGD([rows, {"params": model.network.parameters()}], lr=LR)
+    others = [p for name, p in model.named_parameters() if not name.startswith("table.")]
+    return model, torch.optim.SGD([rows, {"params": others}], lr=LR)
 
 
 def _alone(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -120,9 +144,9 @@ SIDES: dict[str, tuple[Table, Callable[[nn.Module], tuple[nn.Module, torch.optim
 }
 
 
-def training_step(side: str, rows: int, data: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> measure.Step:
+def training_step(side: str, make_model: type[Model], rows: int, data: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> measure.Step:
     make_table, distribute = SIDES[side]
-    model, optimizer = distribute(Model(make_table(rows)))
+    model, optimizer = distribute(make_model(make_table(rows)))
     numbers = count()
 
     def step() -> None:
@@ -137,16 +161,16 @@ def training_step(side: str, rows: int, data: list[tuple[torch.Tensor, torch.Ten
 
 
 def run(wanted: Options) -> dict[str, Any]:
-    """The document of ``--train ctr``."""
+    """The document of ``--train ctr`` and ``--train dlrm``."""
     rank = training.begin().rank
     torch.manual_seed(0)
-    batch = wanted.batch or DEFAULT_BATCH
+    batch, make_model = wanted.batch or DEFAULT_BATCH, MODELS[wanted.train]
     data = batches_of(rank, wanted.rows, batch)
     return training.compare(
-        lambda side: training_step(side, wanted.rows, data),
+        lambda side: training_step(side, make_model, wanted.rows, data),
         "sharded",
         wanted,
         batch,
         rows_per_batch=int(torch.tensor([float(len(ids.unique())) for ids, _, _ in data]).mean()),
-        parameters=wanted.rows * COLUMNS + sum(p.numel() for p in Model(nn.Identity()).parameters()),
+        parameters=wanted.rows * COLUMNS + sum(p.numel() for p in make_model(nn.Identity()).parameters()),
     )

@@ -10,9 +10,10 @@ from typing import NamedTuple, NoReturn, Sequence
 COLLECTIVE_PEERS = ("mpi", "gloo")
 TRAINING_PEERS = ("ddp", "collective-ddp", "fsdp", "collective-fsdp")
 EVERY_MPI = "all"  # of `peers.PEERS`
-CTR = "ctr"
+CTR, DLRM = "ctr", "dlrm"
+TABLES = (CTR, DLRM)  # trainings with a table of many rows
 CTR_PEERS = ("rowwise", "torchrec", "sparse", "ddp-sparse", "dense", "ddp")
-TRAININGS = ("mnist", "mlp", "small", CTR)
+TRAININGS = ("mnist", "mlp", "small", *TABLES)
 DEFAULT_ROWS = 10_000_000
 DEFAULT_SIZES = "4K,64K,1M,8M,64M"
 DEFAULT_RANKS = 2
@@ -78,7 +79,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 def parse_peers(text: str | None, train: str | None) -> tuple[str, ...]:
     """Names of peers, all that there are unless told otherwise; ``none`` for no peer."""
-    known = CTR_PEERS if train == CTR else TRAINING_PEERS if train else COLLECTIVE_PEERS
+    known = CTR_PEERS if train in TABLES else TRAINING_PEERS if train else COLLECTIVE_PEERS
     if text is None:
         return known
     if text.strip() == "none":
@@ -102,13 +103,13 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--np", metavar="N", help=f"ranks to start on this host ({DEFAULT_RANKS}); under mpirun, the ranks there must be")
     parser.add_argument("--sizes", default=DEFAULT_SIZES, metavar="LIST", help=f"bytes per rank, K, M and G binary ({DEFAULT_SIZES})")
     peers = "mpi,gloo (default); all: every MPI that is a wheel, each in an environment of its own, and gloo; "
-    peers += "with --train: ddp, fsdp (over Gloo), collective-ddp, collective-fsdp; with --train ctr: rowwise, torchrec, "
+    peers += "with --train: ddp, fsdp (over Gloo), collective-ddp, collective-fsdp; with --train ctr or dlrm: rowwise, torchrec, "
     peers += "sparse, ddp-sparse, dense, ddp; none: only the engine"
     parser.add_argument("--peers", metavar="LIST", help=peers)
     parser.add_argument("--train", choices=TRAININGS, help="training steps instead of collectives")
-    parser.add_argument("--batch", metavar="N", help="samples per rank and step, with --train (64 for mnist, 2048 for ctr, otherwise 8)")
+    parser.add_argument("--batch", metavar="N", help="samples per rank and step, with --train (64 for mnist, 2048 for ctr and dlrm, otherwise 8)")
     parser.add_argument(
-        "--rows", metavar="N", help=f"rows of the table of --train ctr ({DEFAULT_ROWS}); all sides together take 1 KB for each"
+        "--rows", metavar="N", help=f"rows of the table of --train ctr and dlrm ({DEFAULT_ROWS}); all sides together take 1 KB for each"
     )
     parser.add_argument(
         "--negotiation",
@@ -126,8 +127,8 @@ def parse(arguments: Sequence[str]) -> Options:
     given = parser.parse_args(arguments)
     if given.batch is not None and not given.train:
         raise UsageError("--batch goes with --train")
-    if given.rows is not None and given.train != CTR:
-        raise UsageError("--rows goes with --train ctr")
+    if given.rows is not None and given.train not in TABLES:
+        raise UsageError("--rows goes with --train ctr or dlrm")
     if given.negotiation is not None and (given.train or given.np is not None):
         raise UsageError("--negotiation starts its own ranks: leave out --np and --train")
     if given.overhead and (given.train or given.negotiation is not None):

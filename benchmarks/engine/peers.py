@@ -6,6 +6,7 @@ same state of the machine. Launches of all MPIs alternate, and ``limit.c`` runs 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -38,6 +39,12 @@ PEERS = {
     "MPICH 5.0.2": Mpi("mpich==5.0.2"),
     "Intel MPI 2021.18": Mpi("impi-rt==2021.18.1"),
 }
+#: And the packages that its wheels import.
+TORCHREC = (
+    *("torchrec==1.8.0", "fbgemm-gpu-cpu==1.8.0", "tensordict==0.15.3", "torchmetrics==1.9.0", "lightning-utilities==0.15.3"),
+    *("iopath==0.1.10", "pyre-extensions==0.0.32", "typing-inspect==0.9.0", "mypy-extensions==1.2.0", "portalocker==4.4.2"),
+    *("tqdm==4.70.1", "pyvers==0.2.3", "orjson==3.13.0", "importlib-metadata==10.2.0", "zipp==4.1.2"),
+)
 
 
 def run(wanted: Options) -> dict[str, Any]:
@@ -71,9 +78,13 @@ def run(wanted: Options) -> dict[str, Any]:
     }
 
 
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "collective_core/peers"
+
+
 def _environment(mpi: Mpi) -> Path:
     """The interpreter of an environment with this MPI. Raises :class:`UsageError` where it cannot be made."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "collective_core/peers" / mpi.requirement.replace("==", "-")
+    folder = _cache() / mpi.requirement.replace("==", "-")
     python = folder / "bin/python"
     if not (folder / "complete").exists():
         for command in (
@@ -85,6 +96,22 @@ def _environment(mpi: Mpi) -> Path:
                 raise UsageError(f"--peers all: {mpi.requirement} cannot be installed: {done.stderr.strip()[-500:]}")
         (folder / "complete").touch()
     return python
+
+
+def torchrec() -> str:
+    """A folder with TorchRec and what it imports, for PYTHONPATH; empty where there is one, or where it cannot be fetched, which is said."""
+    if importlib.util.find_spec("torchrec") is not None:
+        return ""
+    folder = _cache() / TORCHREC[0].replace("==", "-")
+    if not (folder / "complete").exists():
+        # Without what they ask for, which would be another PyTorch.
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--upgrade"]
+        done = subprocess.run([*command, "--target", str(folder), *TORCHREC], capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(f"{TORCHREC[0]} cannot be installed: {done.stderr.strip()[-500:]}", file=sys.stderr)
+            return ""
+        (folder / "complete").touch()
+    return str(folder)
 
 
 def measure_limit(ranks: int, sizes: tuple[int, ...]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def main(wanted: Options) -> int:
     cc.init()
     if wanted.ranks is not None and wanted.ranks != cc.size():
         raise UsageError(f"--np {wanted.ranks}, but the launcher started {cc.size()} ranks; leave --np away under mpirun")
-    if wanted.train == options.CTR:
+    if wanted.train in options.TABLES:
         from . import ctr
 
         document = ctr.run(wanted)

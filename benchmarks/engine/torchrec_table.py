@@ -1,6 +1,6 @@
-"""A side of ``--train ctr``: TorchRec's row-wise sharded table, with FBGEMM's kernels for CPUs, over Gloo.
+"""A side of ``--train ctr`` and ``dlrm``: TorchRec's row-wise sharded table, with FBGEMM's kernels for CPUs, over Gloo.
 
-Needs ``pip install torchrec fbgemm-gpu-cpu`` in releases that fit PyTorch's (1.8 with 2.13).
+`peers.torchrec` brings both, in releases that fit PyTorch's (1.8 with 2.13; 1.9 needs symbols that 2.13 has not).
 """
 
 from __future__ import annotations

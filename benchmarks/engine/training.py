@@ -178,7 +178,7 @@ def compare(make_step: Callable[[str], measure.Step], ours: str, wanted: Options
 
 
 def run(wanted: Options) -> dict[str, Any]:
-    """The document of ``--train``, but for ``ctr``."""
+    """The document of ``--train``, but for ``ctr`` and ``dlrm``."""
     torch.manual_seed(begin().rank)
     task = TASKS[str(wanted.train)]
     batch = wanted.batch or task.batch

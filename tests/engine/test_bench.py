@@ -37,7 +37,7 @@ def test_sizes_are_binary():
         (["--train", "mnist", "--peers", "mpi"], "'mpi' is not a peer of --train mnist"),
         (["--train", "imagenet"], "--train"),
         (["--batch", "8"], "--batch goes with --train"),
-        (["--rows", "1000", "--train", "mnist"], "--rows goes with --train ctr"),
+        (["--rows", "1000", "--train", "mnist"], "--rows goes with --train ctr or dlrm"),
         (["--overhead", "--train", "mnist"], "--overhead goes without"),
         (["--report", "x.svg", "--train", "mnist"], "plots "),
         (["--frobnicate"], "--frobnicate"),
