@@ -31,6 +31,7 @@ LR = 0.01
 BATCHES = 16
 
 Table = Callable[[int], nn.Module]
+Batches = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 plain_dense: Table = partial(nn.Embedding, embedding_dim=COLUMNS)
 plain_sparse: Table = partial(nn.Embedding, embedding_dim=COLUMNS, sparse=True)
 
@@ -71,7 +72,7 @@ class Dlrm(Model):
 MODELS: dict[str | None, type[Model]] = {"ctr": Model, "dlrm": Dlrm}
 
 
-def batches_of(seed: int, rows: int, batch: int, number: int = BATCHES) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def batches_of(seed: int, rows: int, batch: int, number: int = BATCHES) -> Batches:
     """Ids, numbers and clicks: each feature has its own part of the rows."""
     generator = torch.Generator().manual_seed(seed)
     each = rows // FEATURES
@@ -144,7 +145,7 @@ SIDES: dict[str, tuple[Table, Callable[[nn.Module], tuple[nn.Module, torch.optim
 }
 
 
-def training_step(side: str, make_model: type[Model], rows: int, data: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> measure.Step:
+def training_step(side: str, make_model: type[Model], rows: int, data: Batches) -> measure.Step:
     make_table, distribute = SIDES[side]
     model, optimizer = distribute(make_model(make_table(rows)))
     numbers = count()

@@ -107,7 +107,7 @@ def parse(arguments: Sequence[str]) -> Options:
     peers += "sparse, ddp-sparse, dense, ddp; none: only the engine"
     parser.add_argument("--peers", metavar="LIST", help=peers)
     parser.add_argument("--train", choices=TRAININGS, help="training steps instead of collectives")
-    parser.add_argument("--batch", metavar="N", help="samples per rank and step, with --train (64 for mnist, 2048 for ctr and dlrm, otherwise 8)")
+    parser.add_argument("--batch", metavar="N", help="samples per rank and step, with --train (mnist: 64, ctr and dlrm: 2048, otherwise 8)")
     parser.add_argument(
         "--rows", metavar="N", help=f"rows of the table of --train ctr and dlrm ({DEFAULT_ROWS}); all sides together take 1 KB for each"
     )

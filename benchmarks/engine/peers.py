@@ -99,7 +99,7 @@ def _environment(mpi: Mpi) -> Path:
 
 
 def torchrec() -> str:
-    """A folder with TorchRec and what it imports, for PYTHONPATH; empty where there is one, or where it cannot be fetched, which is said."""
+    """A folder with TorchRec and what it imports, for PYTHONPATH; empty where it is there, or cannot be fetched, which is said."""
     if importlib.util.find_spec("torchrec") is not None:
         return ""
     folder = _cache() / TORCHREC[0].replace("==", "-")

@@ -155,8 +155,8 @@ class Job:
 
     def order(self, mark: str) -> str:
         """What job.py reads: one line of JSON. It prints ``mark`` before its outcome; ranks cannot know it."""
-        names = ("argv", "python", "environment", "free_ports", "files", "report", "program", "hosts")
-        names += ("ssh", "sample", "shared", "wait", "tuned")
+        names = ["argv", "python", "environment", "free_ports", "files", "report", "program", "hosts"]
+        names += ["ssh", "sample", "shared", "wait", "tuned"]
         scripts = {name: resources.script(f"{name}.py") for name in ("guard", "rank")}
         return json.dumps({**{name: getattr(self, name) for name in names}, "mark": mark, "scripts": scripts})
 

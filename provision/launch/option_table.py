@@ -134,8 +134,9 @@ JOB_OPTIONS = (
     _ours(LAUNCHING, "--wait", bool, "Where other jobs use the GPUs or slots, wait for their end instead of ending."),
     _ours(TUNING, "--mpi-args WORDS", str, 'More words for mpirun: --mpi-args="--report-bindings".'),
     _ours(TUNING, "--binding-args WORDS", str, "Words for mpirun that place and bind ranks (slot by slot, not bound)."),
-    _ours(LAUNCHING, "--tune", tuple(tuning.LEVELS), "On hosts without GPUs: keep freed memory, in huge pages (`memory`, default); also sum by "
-          "the engine where the program says gloo (`engine`); also multiply in bfloat16 where the processor can (`bf16`).", default="memory"),
+    _ours(LAUNCHING, "--tune", tuple(tuning.LEVELS), "On hosts without GPUs: keep freed memory, in huge pages (`memory`, default); also "
+          "sum by the engine where the program says gloo (`engine`); also multiply in bfloat16 (`bf16`); nothing (`off`).",
+          default="memory"),
     _ours(LAUNCHING, f"{_both('--max-restarts')} N", int, "Failures after which all ranks are started again (0), by --launcher own; "
           "in an elastic job, failures of ranks that it survives (3).", min=0),
     _ours(LAUNCHING, "--stall-after SECONDS", str, "Examine a job that shows no progress for so long (60), or for longer where it has gone "

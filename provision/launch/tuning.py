@@ -1,8 +1,8 @@
 """What makes training on a host's processors fast, chosen from what the host is. Pure, but for `PROBE`, which is run there.
 
-A step allocates what the step before has freed. The C library gives large blocks back to the system in between, and each step pays for new
-pages, one fault for every 4 KiB. Keeping them changes no result. The engine and bfloat16 do: the one sums in another order, the other rounds.
-The engine's ``collective_core_autoload`` reads their variables when PyTorch is imported.
+A step allocates what the step before has freed. The C library gives large blocks back to the system in between, and each step pays for
+new pages, one fault for every 4 KiB. Keeping them changes no result. The engine and bfloat16 do: the one sums in another order, the other
+rounds. The engine's ``collective_core_autoload`` reads their variables when PyTorch is imported.
 """
 
 from __future__ import annotations
