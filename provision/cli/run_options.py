@@ -23,7 +23,7 @@ from provision.base.validation import MAX_COUNT, MAX_SECONDS, count
 from provision.cli.help import Command
 from provision.cli.options import one_of, url
 from provision.inventory import loading
-from provision.launch import forwarded_variables, horovod_config
+from provision.launch import forwarded_variables, horovod_config, tuning
 from provision.launch.launchers import Elastic, RunOptions
 from provision.launch.option_table import ELASTIC, HOROVOD, HOST_OPTIONS, JOB_OPTIONS, signature
 from provision.launch.program import Containers
@@ -63,6 +63,9 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
         for option in JOB_OPTIONS:
             if option.panel == ELASTIC and getattr(values, option.parameter):
                 terminal.say(f"{option.names[0]} has no effect: it is for elastic jobs (--min-np, --max-np or --host-discovery-script)")
+    elif values.tune in (tuning.ENGINE, tuning.BF16):
+        what = f"--tune {values.tune}: it is the same on all hosts of a job, and an elastic job's change"
+        raise UsageError(what, hint="leave it out; the program can do the same itself: docs/run.md")
     files = tuple(values.copy or ())
     if files and values.workdir is not None:
         raise UsageError("--copy and --workdir: with your own folder nothing is copied", hint="leave one of them out")

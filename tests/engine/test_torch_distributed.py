@@ -52,6 +52,26 @@ def test_what_trains_with_torch_distributed_trains(launch):
         assert report["compiled"] == [3.0] * 3
 
 
+@pytest.mark.parametrize("asked", ["gloo", "cpu:gloo", "none"])
+def test_a_program_that_says_gloo_is_tuned(launch, asked):
+    env = {"COLLECTIVE_FOR_GLOO": "1", "COLLECTIVE_AUTOCAST": "bf16"}
+    reports = launch("torch_tuned.py", 2, 1, [asked], env, own_interpreter=True).must_succeed().reports()
+    for report in reports.values():
+        assert report["groups"] == ["CollectiveGroup"] * 2
+        assert report["outputs"] == ["torch.bfloat16"] * 2
+        assert report["types"] == ["torch.float32"] * 2
+        assert report["wrong"] < 0.1
+        assert report["total"] == [2.0] * 3
+    assert reports[0]["weights"] == reports[1]["weights"]
+
+
+def test_a_program_that_says_gloo_gets_it_otherwise(launch):
+    reports = launch("torch_tuned.py", 2, 1, ["gloo"], own_interpreter=True).must_succeed().reports()
+    for report in reports.values():
+        assert report["groups"] == ["ProcessGroup"] * 2
+        assert report["outputs"] == ["torch.float32"] * 2
+
+
 @pytest.mark.skipif(not hasattr(torch.UntypedStorage, "_swap_data_ptr_"), reason="PyTorch before 2.13 exchanges no memory")
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
 def test_buffers_of_fsdp2_and_buckets_of_ddp_lie_in_the_engines_memory(launch, n):

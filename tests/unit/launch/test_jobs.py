@@ -480,7 +480,7 @@ def test_a_free_port_of_the_first_host() -> None:
 
 SAYS = """
 import json, os, sys
-names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME".split()
+names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME WORD".split()
 json.dump([os.environ.get(name) for name in names], open(sys.argv[1], "w"))
 """
 
@@ -498,22 +498,24 @@ def test_ranks_of_mpirun_get_the_variables_of_torch(tmp_path: Path, networks: st
     """On the second of two hosts, as Open MPI 4.1 tells its ranks."""
     (tmp_path / "rank.py").write_text(resources.script("rank.py"))
     (tmp_path / "program.json").write_text(json.dumps([sys.executable, "-c", SAYS, str(tmp_path / "said")]))
-    (tmp_path / "place.json").write_text(json.dumps({"host": 1, "hosts": 2}))
+    (tmp_path / "place.json").write_text(json.dumps({"host": 1, "hosts": 2, "tuned": {"RANK": "9", "WORD": "ours"}}))
     of_mpi = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
     environment = {f"OMPI_COMM_WORLD_{name}": value for name, value in of_mpi.items()} | {"COLLECTIVE_NETWORK": networks, **given}
     subprocess.run([sys.executable, "-I", "-S", str(tmp_path / "rank.py")], env=environment, check=True)
-    assert json.loads((tmp_path / "said").read_text()) == ["3", "4", "1", "2", "1", "2", *interfaces]
+    assert json.loads((tmp_path / "said").read_text()) == ["3", "4", "1", "2", "1", "2", *interfaces, "ours"]
 
 
 def test_each_host_is_told_which_of_the_jobs_it_is() -> None:
-    _, lines = run(beside(["sh", "-c", "cat {job}/place.json; echo; cat {job}-of-another/place.json"]))
-    assert [json.loads(line) for line in lines if line] == [{"host": 0, "hosts": 2}, {"host": 1, "hosts": 2}]
+    _, lines = run(beside(["sh", "-c", "cat {job}/place.json; echo; cat {job}-of-another/place.json"], tuned={"other": {"A": "1"}}))
+    places = [{"host": 0, "hosts": 2, "tuned": {}}, {"host": 1, "hosts": 2, "tuned": {"A": "1"}}]
+    assert [json.loads(line) for line in lines if line] == places
 
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_rank_that_succeeded_is_no_orphan(tmp_path: Path, code: int) -> None:
     (tmp_path / "rank.py").write_text(resources.script("rank.py"))
     (tmp_path / "program.json").write_text(json.dumps(["sh", "-c", f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; exit {code}"]))
+    (tmp_path / "place.json").write_text(json.dumps({"host": 0, "hosts": 1, "tuned": {}}))
     record = tmp_path / "provision-rank-0"
     starter = f"COLLECTIVE_RANK=0 {sys.executable} -I -S {tmp_path}/rank.py & while [ ! -e {record} ]; do sleep 0.01; done"
     subprocess.run(["sh", "-c", starter], check=True)
