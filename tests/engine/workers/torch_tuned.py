@@ -1,4 +1,4 @@
-"""A program that says gloo, or nothing, under what `provision run --tune` sets. Its argument: the backend, or `none`. Reports what it got."""
+"""A program that says gloo, or nothing, under what `provision run --tune` sets; its argument: the backend, or `none`."""
 
 import sys
 
@@ -22,7 +22,8 @@ for _ in range(2):
 weight = model.module.weight.detach()
 with torch.no_grad():
     # The parameters of now, not those that a cache of conversions had before the steps.
-    wrong = (model.module(x).float() - torch.nn.functional.linear(x.double(), weight.double(), model.module.bias.double())).abs().max()
+    right = torch.nn.functional.linear(x.double(), weight.double(), model.module.bias.double())
+    wrong = (model.module(x).double() - right).abs().max() / right.abs().max()
 inside = dist.new_group(backend="gloo")
 total = torch.ones(3)
 dist.all_reduce(total, group=inside)
