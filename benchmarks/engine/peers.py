@@ -98,20 +98,31 @@ def _environment(mpi: Mpi) -> Path:
     return python
 
 
-def torchrec() -> str:
-    """A folder with TorchRec and what it imports, for PYTHONPATH; empty where it is there, or cannot be fetched, which is said."""
-    if importlib.util.find_spec("torchrec") is not None:
-        return ""
-    folder = _cache() / TORCHREC[0].replace("==", "-")
-    if not (folder / "complete").exists():
+def torchrec_folder() -> Path:
+    return _cache() / TORCHREC[0].replace("==", "-")
+
+
+def fetch_torchrec() -> None:
+    """TorchRec and what it imports, into `torchrec_folder`, where it is missing; says where it cannot be fetched."""
+    folder = torchrec_folder()
+    if importlib.util.find_spec("torchrec") is None and not (folder / "complete").exists():
         # Without what they ask for, which would be another PyTorch.
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--upgrade"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--upgrade",
+            "--only-binary=:all:",
+        ]
         done = subprocess.run([*command, "--target", str(folder), *TORCHREC], capture_output=True, text=True, check=False)
         if done.returncode:
             print(f"{TORCHREC[0]} cannot be installed: {done.stderr.strip()[-500:]}", file=sys.stderr)
-            return ""
-        (folder / "complete").touch()
-    return str(folder)
+        else:
+            (folder / "complete").touch()
 
 
 def measure_limit(ranks: int, sizes: tuple[int, ...]) -> dict[str, Any]:

@@ -1,11 +1,16 @@
 """A side of ``--train ctr`` and ``dlrm``: TorchRec's row-wise sharded table, with FBGEMM's kernels for CPUs, over Gloo.
 
-`peers.torchrec` brings both, in releases that fit PyTorch's (1.8 with 2.13; 1.9 needs symbols that 2.13 has not).
+`peers.fetch_torchrec` brings both, in releases that fit PyTorch's (1.8 with 2.13; 1.9 needs symbols that 2.13 has not).
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+
+from . import peers
+
+sys.path.append(str(peers.torchrec_folder()))  # behind everything: what it needs, others may have
 
 import fbgemm_gpu  # noqa: F401 - registers the kernels
 import torch

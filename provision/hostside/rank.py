@@ -114,8 +114,11 @@ def main():
     with open(os.path.join(folder, "place.json")) as file:
         place = json.load(file)
     set_variables_of_torch(place, os.environ)
+    of_memory = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
+    is_chosen = any(name.startswith(of_memory) for name in os.environ)  # by the user, whose choice ours would only be mixed with
     for name, value in place["tuned"].items():
-        os.environ.setdefault(name, value)  # the user's own win
+        if not (is_chosen and name.startswith(of_memory)):
+            os.environ.setdefault(name, value)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, OF_GROUP)
     parent, starter = os.getpid(), os.getppid()
     pid = os.fork()

@@ -307,10 +307,14 @@ def _copy(session: Session, seats: Sequence[_Seat], options: RunOptions) -> tupl
 
 def _tune(session: Session, seats: Sequence[_Seat], placed: Sequence[tuple[str, int]], options: RunOptions) -> dict[str, dict[str, str]]:
     """`Job.tuned`; says what it is and why. Hosts with GPUs are not asked; an elastic job's hosts change, and are left as they are."""
-    asked = {} if options.tune == "off" or options.elastic is not None else {s.host.name: s for s in seats if not s.has_gpus}
-    answers = ssh.run(session, {name: seat.command(tuning.PROBE) for name, seat in asked.items()}) if asked else {}
+    if options.tune == tuning.OFF or options.elastic is not None:
+        return {}
+    asked = {seat.host.name: seat.command(tuning.PROBE) for seat in seats if not seat.has_gpus}
+    answers = ssh.run(session, asked) if asked else {}
     found = {name: tuning.Processors.of(answer.body) for name, answer in answers.items() if answer.code == 0}
-    level = options.tune if len(found) == len(seats) and not any(each.has_gpus for each in found.values()) else "memory"
+    level, why_not = tuning.common_level(options.tune, {seat.host.name: found.get(seat.host.name) for seat in seats})
+    if why_not:
+        session.progress.line(why_not)
     ranks = {seat.host.name: count for seat, (_, count) in zip(seats, placed, strict=True)}
     chosen = {name: tuning.choose(each, ranks[name], level, options.environment) for name, each in found.items()}
     for line in tuning.sentences(chosen):

@@ -17,21 +17,29 @@ from provision.remote import ssh
 LEVELS = MEMORY, ENGINE, BF16, OFF = "memory", "engine", "bf16", "off"
 #: Instructions that multiply bfloat16: of AMD and Intel, of Intel's tiles, of Arm.
 _BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
-#: Prints what `Processors.of` reads. Memory: of the system, and of the control group that the login is in, where it can be seen.
+#: Prints what `Processors.of` reads. Memory: of the system, and of the control groups (versions 1 and 2) that the login is in.
 PROBE = rf"""echo {ssh.ANSWER}
 echo "libc $(getconf GNU_LIBC_VERSION 2>/dev/null)"
 echo "pages $(cat /sys/kernel/mm/transparent_hugepage/enabled 2>/dev/null)"
 echo "flags $(grep -m 1 -E '^(flags|Features)' /proc/cpuinfo)"
 for gpu in /dev/nvidia[0-9]* /dev/kfd; do [ -e "$gpu" ] && echo "gpu $gpu"; done
-sed -n 's/^MemAvailable: *\([0-9]*\) kB/kib \1/p' /proc/meminfo
-for file in /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes; do [ -r $file ] && echo "bytes $(cat $file)"; done
+sed -n 's/^MemTotal: *\([0-9]*\) kB/kib \1/p' /proc/meminfo
+while IFS=: read -r _ kinds path; do
+  case ",$kinds," in
+    ,,) root=/sys/fs/cgroup file=memory.max ;;
+    *,memory,*) root=/sys/fs/cgroup/memory file=memory.limit_in_bytes ;;
+    *) continue ;;
+  esac
+  while [ -r "$root$path/$file" ] && echo "bytes $(cat "$root$path/$file")"; [ "$path" ]; do path=${{path%/*}}; done
+done < /proc/self/cgroup
 exit 0"""
-#: What a rank must have so that it may keep what it frees, which leaves gaps that nothing else fits into.
-_ENOUGH_GIB = 4.0
+#: What a rank must have so that it, and the processes that it starts, may keep what they free, with gaps that nothing else fits into.
+_ENOUGH_GIB = 8.0
 #: From here on the C library asks for huge pages itself where it is told to, and takes any threshold; before, half of its largest heap.
 _HUGE_PAGES_SINCE = "2.35"
 _LARGEST_KEPT, _LARGEST_KEPT_BEFORE = 1 << 30, 32 << 20  # bytes of a block; larger ones go back to the system
-_NEVER_TRIM = 1 << 40  # bytes free at the end of the heap
+_TRIM = 2 << 30  # bytes free at the end of the heap from which on they go back
+_MAX_NAMES = 3  # of hosts in a sentence
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Processors:
     @classmethod
     def of(cls, text: str) -> Processors:
         """From what `PROBE` printed; what cannot be read is as if it were missing."""
-        libc, pages = re.search(r"^libc glibc (\d+\.\d+)", text, re.M), re.search(r"^pages .*\[(\w+)\]", text, re.M)
+        libc, pages = re.search(r"^libc glibc (\d{1,3}\.\d{1,3})$", text, re.M | re.A), re.search(r"^pages .*\[(\w+)\]", text, re.M)
         flags = re.search(r"^flags .*:(.*)$", text, re.M)
         sizes = [int(kib) / (1 << 20) for kib in re.findall(r"^kib (\d{1,15})$", text, re.M)]
         sizes += [int(size) / (1 << 30) for size in re.findall(r"^bytes (\d{1,20})$", text, re.M)]
@@ -77,20 +85,37 @@ def choose(host: Processors, ranks: int, level: str, environment: Mapping[str, s
     if host.libc and is_ours and host.memory_gib >= _ENOUGH_GIB * ranks:
         is_new = key(host.libc) >= key(_HUGE_PAGES_SINCE)
         variables["MALLOC_MMAP_THRESHOLD_"] = str(_LARGEST_KEPT if is_new else _LARGEST_KEPT_BEFORE)
-        variables["MALLOC_TRIM_THRESHOLD_"] = str(_NEVER_TRIM)
-        reasons.append(f"freed memory is kept for the next step ({host.memory_gib / ranks:.0f} GiB a rank)")
+        variables["MALLOC_TRIM_THRESHOLD_"] = str(_TRIM)
+        reasons.append("freed memory is kept for the next step")
         if is_new and host.huge_pages == "madvise":
             variables["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
             reasons[-1] += f" in huge pages (glibc {host.libc})"
     if level in (ENGINE, BF16):
         variables["COLLECTIVE_FOR_GLOO"] = "1"
-        reasons.append("the engine takes the place of Gloo")
-    if level == BF16 and host.bf16:
+        reasons.append("the engine takes the place of Gloo in PyTorch")
+    if level == BF16:
         variables["COLLECTIVE_AUTOCAST"] = "bf16"
         reasons.append(f"autocast multiplies in bfloat16 ({host.bf16})")
-    elif level == BF16:
-        reasons.append("no bfloat16: the processor has no instructions for it")
     return Choice({name: value for name, value in variables.items() if name not in environment}, tuple(reasons))
+
+
+def common_level(wanted: str, hosts: Mapping[str, Processors | None]) -> tuple[str, str]:
+    """The level that all hosts of a job can have, as ranks must sum and multiply alike, and why it is not the one that is wanted.
+
+    None: nothing is known of the host.
+    """
+    unfit = [name for name, host in hosts.items() if host is None or host.has_gpus]
+    if wanted in (ENGINE, BF16) and unfit:
+        return MEMORY, f"--tune {wanted}: only freed memory is kept: with GPUs, or unknown: {_names(unfit)}"
+    without = [name for name, host in hosts.items() if host is not None and not host.bf16]
+    if wanted == BF16 and without:
+        return ENGINE, f"--tune bf16: no rank uses it: no instructions for bfloat16: {_names(without)}"
+    return wanted, ""
+
+
+def _names(hosts: list[str]) -> str:
+    more = len(hosts) - _MAX_NAMES
+    return ", ".join(hosts[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def sentences(chosen: Mapping[str, Choice]) -> list[str]:
@@ -98,4 +123,4 @@ def sentences(chosen: Mapping[str, Choice]) -> list[str]:
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, choice in chosen.items():
         alike.setdefault(choice.reasons, []).append(name)
-    return [f"{', '.join(names)}: {'; '.join(reasons)} (--tune off: nothing is set)" for reasons, names in alike.items() if reasons]
+    return [f"{_names(names)}: {'; '.join(reasons)} (--tune off: nothing is set)" for reasons, names in alike.items() if reasons]

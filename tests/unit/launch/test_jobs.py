@@ -480,7 +480,8 @@ def test_a_free_port_of_the_first_host() -> None:
 
 SAYS = """
 import json, os, sys
-names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME WORD".split()
+names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME".split()
+names += ["WORD", "MALLOC_TRIM_THRESHOLD_"]
 json.dump([os.environ.get(name) for name in names], open(sys.argv[1], "w"))
 """
 
@@ -498,11 +499,17 @@ def test_ranks_of_mpirun_get_the_variables_of_torch(tmp_path: Path, networks: st
     """On the second of two hosts, as Open MPI 4.1 tells its ranks."""
     (tmp_path / "rank.py").write_text(resources.script("rank.py"))
     (tmp_path / "program.json").write_text(json.dumps([sys.executable, "-c", SAYS, str(tmp_path / "said")]))
-    (tmp_path / "place.json").write_text(json.dumps({"host": 1, "hosts": 2, "tuned": {"RANK": "9", "WORD": "ours"}}))
+    (tmp_path / "place.json").write_text(
+        json.dumps({"host": 1, "hosts": 2, "tuned": {"RANK": "9", "WORD": "ours", "MALLOC_TRIM_THRESHOLD_": "1"}})
+    )
     of_mpi = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
-    environment = {f"OMPI_COMM_WORLD_{name}": value for name, value in of_mpi.items()} | {"COLLECTIVE_NETWORK": networks, **given}
+    environment = {f"OMPI_COMM_WORLD_{name}": value for name, value in of_mpi.items()} | {
+        "COLLECTIVE_NETWORK": networks,
+        "MALLOC_ARENA_MAX": "2",
+        **given,
+    }
     subprocess.run([sys.executable, "-I", "-S", str(tmp_path / "rank.py")], env=environment, check=True)
-    assert json.loads((tmp_path / "said").read_text()) == ["3", "4", "1", "2", "1", "2", *interfaces, "ours"]
+    assert json.loads((tmp_path / "said").read_text()) == ["3", "4", "1", "2", "1", "2", *interfaces, "ours", None]
 
 
 def test_each_host_is_told_which_of_the_jobs_it_is() -> None:

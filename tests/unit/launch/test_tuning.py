@@ -22,10 +22,11 @@ from provision.remote.session import Session
 ANSWER = """libc glibc 2.36
 pages always [madvise] never
 flags flags\t\t: fpu avx2 avx512_bf16 rdpid
-kib 16777216
-bytes 8589934592
+kib 33554432
+bytes 17179869184
+bytes 9223372036854771712
 """
-HOST = Processors("2.36", "madvise", "avx512_bf16", 8.0)
+HOST = Processors("2.36", "madvise", "avx512_bf16", 16.0)
 KEPT = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
 
 
@@ -58,7 +59,6 @@ def test_this_machine_answers() -> None:
         (HOST, 3, ENGINE, {}, {"COLLECTIVE_FOR_GLOO"}),
         (HOST, 3, BF16, {}, {"COLLECTIVE_FOR_GLOO", "COLLECTIVE_AUTOCAST"}),
         (HOST, 3, BF16, {"COLLECTIVE_AUTOCAST": "0"}, {"COLLECTIVE_FOR_GLOO"}),
-        (replace(HOST, bf16=""), 3, BF16, {}, {"COLLECTIVE_FOR_GLOO"}),
     ],
 )
 def test_a_host_gets_what_fits_it(host: Processors, ranks: int, level: str, environment: dict[str, str], names: set[str]) -> None:
@@ -72,14 +72,25 @@ def test_older_glibc_takes_thresholds_up_to_half_of_its_largest_heap() -> None:
 
 
 def test_alike_hosts_share_a_sentence() -> None:
-    alike, other = tuning.choose(HOST, 2, BF16, {}), tuning.choose(replace(HOST, bf16=""), 2, BF16, {})
-    first, second = tuning.sentences({"a": alike, "b": other, "c": alike, "d": Choice()})
+    alike, other = tuning.choose(HOST, 2, BF16, {}), tuning.choose(HOST, 2, MEMORY, {})
+    first, second = tuning.sentences({"a": alike, "b": other, "c": alike, "d": Choice(), "e": alike, "f": alike, "g": alike})
     assert first == (
-        "a, c: freed memory is kept for the next step (4 GiB a rank) in huge pages (glibc 2.36); the engine takes the place of Gloo; "
-        "autocast multiplies in bfloat16 (avx512_bf16) (--tune off: nothing is set)"
+        "a, c, e and 2 more: freed memory is kept for the next step in huge pages (glibc 2.36); the engine takes the place of Gloo in "
+        "PyTorch; autocast multiplies in bfloat16 (avx512_bf16) (--tune off: nothing is set)"
     )
-    assert second.startswith("b: ")
-    assert "no bfloat16" in second
+    assert second == "b: freed memory is kept for the next step in huge pages (glibc 2.36) (--tune off: nothing is set)"
+
+
+def test_all_hosts_of_a_job_compute_alike() -> None:
+    other, gpus = replace(HOST, bf16=""), replace(HOST, has_gpus=True)
+    assert tuning.common_level(BF16, {"a": HOST, "b": HOST}) == (BF16, "")
+    assert tuning.common_level(BF16, {"a": HOST, "b": other}) == (ENGINE, "--tune bf16: no rank uses it: no instructions for bfloat16: b")
+    assert tuning.common_level(ENGINE, {"a": gpus, "b": None})[0] == MEMORY
+    assert tuning.common_level(MEMORY, {"a": gpus, "b": None}) == (MEMORY, "")
+
+
+def test_an_endless_answer_is_none() -> None:
+    assert Processors.of(f"libc glibc 2.{'9' * 5000}\n").libc == ""
 
 
 @pytest.mark.parametrize(("gpu", "level"), [("", ENGINE), ("gpu /dev/kfd\n", MEMORY)])
