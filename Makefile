@@ -155,14 +155,16 @@ sbom: $(DOCS_STAMP)
 	@$(BIN)/uv pip install --quiet --python build/sbom/engine/bin/python -r collective_core/pyproject.toml
 	@$(DOCS_VENV)/bin/python scripts/sbom.py build/sbom
 
-# What a release consists of besides the engine's wheels and the bills of materials, in dist/: sources and wheel of the toolkit, sources of
-# the engine, the Ansible collection, and the constraints of what the toolkit needs.
+# What a release consists of besides the bills of materials, in dist/: sources and wheels of the engine and of the toolkit, whose wheel holds
+# the engine's, the Ansible collection, and the constraints of what the toolkit needs.
 dist: $(DOCS_STAMP)
 	@rm -rf dist
-	@$(DOCS_VENV)/bin/python -m build --outdir dist .
+	@scripts/engine_wheels.sh $(DOCS_VENV)/bin x86_64 aarch64
+	@$(DOCS_VENV)/bin/python -m build --sdist --wheel --outdir dist .
 	@$(DOCS_VENV)/bin/python -m build --sdist --outdir dist collective_core
+	@cp provision/_bundled/wheels/*.whl dist/
 	@$(DOCS_VENV)/bin/python ansible/build.py dist
 	@cp constraints.txt dist/
 
 clean:
-	rm -rf $(VENV) $(ENGINE_VENV) $(DOCS_VENV) .work build dist
+	rm -rf $(VENV) $(ENGINE_VENV) $(DOCS_VENV) .work build dist provision/_bundled

@@ -10,7 +10,7 @@ import hashlib
 import io
 import re
 import tarfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provision.base import resources
@@ -20,12 +20,23 @@ _LEFT_OUT = {"BUILD", "build", "dist", "__pycache__", ".pytest_cache", ".mypy_ca
 
 @dataclass(frozen=True)
 class EngineSource:
-    """An archive: its content, version, SHA-256, and the name of its package."""
+    """An archive: its content, version, SHA-256, and the name of its package.
+
+    ``build``: names what the archive holds, however it is compressed; it is the build tag of wheels that `make dist` makes of it.
+    ``wheels``: these wheels, as far as they are here.
+    """
 
     content: bytes
     version: str
     sha256: str
     package: str = "collective_core"
+    build: str = ""
+    wheels: tuple[Path, ...] = ()
+
+    def with_wheels(self, folder: Path | None) -> EngineSource:
+        """The same with the wheels in ``folder`` that were built from these sources, before those that it has."""
+        found = sorted(folder.glob(f"{self.package}-{self.version}-{self.build}-py3-none-manylinux*.whl")) if folder else []
+        return replace(self, wheels=(*found, *self.wheels))
 
     def save(self, folder: Path) -> Path:
         """Write the archive into ``folder`` and return its path."""
@@ -35,9 +46,9 @@ class EngineSource:
 
 
 def pack() -> EngineSource:
-    """Pack the engine's sources of this installation."""
+    """Pack the engine's sources of this installation, with the wheels that came with it."""
     root = resources.folder("collective_core")
-    return _packed(root, "collective_core", root / "src/collective_core/version.py")
+    return _packed(root, "collective_core", root / "src/collective_core/version.py").with_wheels(resources.ENGINE_WHEELS)
 
 
 def pack_horovod_names() -> EngineSource:
@@ -65,5 +76,5 @@ def _packed(root: Path, package: str, versioned: Path) -> EngineSource:
     packed = io.BytesIO()
     with gzip.GzipFile(filename="", fileobj=packed, mode="wb", compresslevel=6, mtime=0) as stream:
         stream.write(raw.getvalue())
-    content = packed.getvalue()
-    return EngineSource(content, version.group(1), hashlib.sha256(content).hexdigest(), package)
+    content, build = packed.getvalue(), f"0_{hashlib.sha256(raw.getvalue()).hexdigest()[:16]}"
+    return EngineSource(content, version.group(1), hashlib.sha256(content).hexdigest(), package, build)

@@ -18,6 +18,7 @@ import jinja2
 from provision.base.errors import ProvisionError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+ENGINE_WHEELS = _PACKAGE / "_bundled/wheels"  # where `make dist` puts them; a checkout has none before
 # By path: on the package index the name `provision` belongs to another project.
 REINSTALL_HINT = "install it again: in its checkout pip install --force-reinstall . (or its wheel, by path)"
 

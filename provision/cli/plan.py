@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from provision.base import terminal
+from provision.base import engine_source, terminal
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.problems import Problem
 from provision.base.text import joined
@@ -70,15 +70,16 @@ def plan(
     """Show what would be installed where, from which source, and why."""
     inventory = inventory_of(hosts, limit) if hosts else None
 
+    known_for = engine_builds.known_for(engine_source.pack().with_wheels(options.wheels), options.catalog)
     if facts_file is not None:
-        inventory, found, problems = collect.read_file(facts_file, inventory, limit, options.catalog, wheels=options.wheels is not None)
+        inventory, found, problems = collect.read_file(facts_file, inventory, limit, options.catalog, known_for)
         is_fitting = _show_plan(Request.of(inventory, options), found, problems, shown)
     elif inventory is None:
         raise UsageError("no hosts to plan for", hint="name HOSTS, or a file with facts: --facts FILE")
     else:
         with progress.make() as bar, Session(inventory, bar, passwords, command="provision plan", catalog=options.catalog) as session:
             request = Request.of(inventory, options)
-            surveyed = collect.survey_hosts(session, engine_builds.known_for(request.engine, options.wheels, options.catalog))
+            surveyed = collect.survey_hosts(session, known_for)
             bar.close()
             is_fitting = _show_plan(request, surveyed.hosts, surveyed.problems, shown)
             session.record.exit_code = 0 if is_fitting else 1

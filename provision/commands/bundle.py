@@ -26,7 +26,7 @@ def write_bundle(inventory: Inventory, options: Options, target: Path, progress:
         Session(inventory, progress, passwords, command="provision bundle", catalog=options.catalog) as session,
     ):
         request = Request.of(inventory, options)
-        survey = collect.survey_hosts(session, engine_builds.known_for(request.engine, options.wheels, options.catalog))
+        survey = collect.survey_hosts(session, engine_builds.known_for(request.engine, options.catalog))
         if survey.blocked:
             session.record.exit_code = 1
             return survey

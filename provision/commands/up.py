@@ -9,7 +9,7 @@ from pathlib import Path
 from provision.base.text import shortened
 from provision.commands import installation, planning
 from provision.commands.run import Run, started, train
-from provision.install import engine_builds, environments, installer, roles
+from provision.install import builds, engine_builds, environments, installer, roles
 from provision.install.bundle.archive import Bundle, unpack
 from provision.install.rollout import Rollout
 from provision.inventory import Inventory
@@ -45,7 +45,8 @@ def make_ready(
     with started(inventory, "provision up --check" if options.check else "provision up", progress, passwords, options.catalog) as run:
         bundle = run.stage("bundle", _unpack, options.bundle)
         if bundle is not None:
-            request = replace(request, lock=bundle.lock, options=bundle.complete(options))
+            engine = request.engine.with_wheels(bundle.folder / "supplies" / builds.ENGINE.name)
+            request = replace(request, lock=bundle.lock, options=bundle.complete(options), engine=engine)
         hosts = run.stage("survey", _survey, request, bundle)
         rollout = run.stage("plan", _plan, request, hosts, downgrade) if hosts else None
         if rollout and rollout.drivers:
@@ -73,7 +74,7 @@ def _unpack(run: Run, archive: Path | None) -> Bundle | None:
 def _survey(run: Run, request: Request, bundle: Bundle | None) -> Hosts:
     """The facts of the hosts that can be used; none where the run cannot start at ``--from``."""
     options = request.options
-    known = engine_builds.known_for(request.engine, options.wheels, options.catalog, bundle.folder / "supplies" if bundle else None)
+    known = engine_builds.known_for(request.engine, options.catalog, bundle.folder / "supplies" if bundle else None)
     survey = collect.survey_hosts(run.session, known)
     entries.add_survey(run.report, survey)
     usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}

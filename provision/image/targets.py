@@ -121,6 +121,7 @@ def _as_image(host: HostPlan, catalog: Catalog) -> HostPlan:
         ssh_host_keys=(),
         network=network,
         packages=(),
+        engine=replace(host.engine, file=None),  # it is compiled in a stage of the image's own
         hwloc=hwloc,
         interpreter=host.python.package,
         root=True,

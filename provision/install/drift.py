@@ -148,7 +148,8 @@ def _change(new: Mapping[str, Any], old: Mapping[str, Any]) -> str:
     if now != then:
         parts = [(word, ", ".join(sorted(each))) for word, each in (("with", now - then), ("without", then - now)) if each]
         return f"{version} {' and '.join(f'{word} {_short(names)}' for word, names in parts)}"
-    return f"{version} has other sources" if new["source"] in ("bundled", "source") else f"{version} comes from another file, index or path"
+    has_others = new["source"] in ("bundled", "source") and new["sha256"] != old.get("sha256")
+    return f"{version} has other sources" if has_others else f"{version} comes from another file, index or path"
 
 
 def _short(value: object) -> str:

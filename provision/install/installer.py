@@ -79,7 +79,7 @@ def render(
     bundled = sources.bundle.folder / "supplies" if sources.bundle else None
     copy_modules(folder, "roles")
     made = _variables(rollout, sources.engine.save(folder))
-    engine_builds.adopt_wheels(plan, rollout.facts, sources.engine, sources.wheels, catalog)
+    engine_builds.adopt_wheels(plan, sources.engine, bundled)
     supplies = artifacts.gather(plan, folder / "supplies", sources.user_files, catalog, fetch=fetch, bundled=bundled, say=say)
     made |= supplies
     made["provision_uv"] = artifacts.uv(plan, folder / "supplies/uv", sources.index_url, catalog, bundled, say) if fetch else {}

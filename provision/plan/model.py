@@ -261,11 +261,13 @@ class Engine(Component):
     Attributes:
         sha256: of the source archive.
         options: `HOROVOD_NAMES`, `CPU_ONLY`, `NCCL_STRICT`.
+        file: the name of the wheel of these sources that the host takes; None where the engine is compiled on a host.
     """
 
     source: Literal["bundled"]
     sha256: str | None = None
     options: tuple[str, ...] = ()
+    file: str | None = None
 
 
 @dataclass(frozen=True, config=_COMPONENT)

@@ -99,6 +99,7 @@ def requirements_of(options: Options, engine: EngineSource) -> Requirements:
         horovod_names=bool(options.horovod_names),
         engine_version=engine.version,
         engine_sha256=engine.sha256,
+        engine_wheels=tuple(path.name for path in engine.wheels),
     )
 
 

@@ -47,4 +47,4 @@ class Request:
                 raise
             previous, invalid = None, error
         lock = previous.compatible_with(inventory.left_out) if previous and not options.upgrade else None
-        return cls(inventory, options, lock, previous, invalid)
+        return cls(inventory, options, lock, previous, invalid, engine_source.pack().with_wheels(options.wheels))

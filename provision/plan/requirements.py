@@ -83,6 +83,7 @@ class Requirements(Choices):
         horovod_names: also install Horovod's module names for the engine.
         kept: components whose version an earlier run chose: they are kept even if that version is known bad by now.
         engine_version, engine_sha256: of the engine's source archive.
+        engine_wheels: names of wheels of these sources, those to prefer first.
     """
 
     wheels: tuple[str, ...] = ()
@@ -100,6 +101,7 @@ class Requirements(Choices):
     kept: tuple[str, ...] = ()
     engine_version: str = ""
     engine_sha256: str | None = None
+    engine_wheels: tuple[str, ...] = ()
 
     def allows_bad(self, component: str) -> bool:
         """Whether the requested version of a component may be known bad."""

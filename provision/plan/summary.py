@@ -139,9 +139,19 @@ def _reasons(groups: Sequence[Sequence[HostPlan]]) -> Iterator[str]:
             ]
             reason = (of_all or [f"{first.why[0]} ({host})"])[0].partition("; ")[0]
             yield f"  {TITLES.get(name, name):<8} {first.source.replace('_', ' ')}: {reason}"
-        elif first.source != "bundled" or name == "engine":
+        elif first.source != "bundled":
             others[TITLES.get(name, name)] = first.version
+        elif name == "engine":
+            others[name] = f"{first.version} ({_engine(groups)})"
     yield f"  {'also':<8} {', '.join(f'{title} {version}' for title, version in others.items())}"
+
+
+def _engine(groups: Iterable[Sequence[HostPlan]]) -> str:
+    """Which way the engine comes to hosts, and why."""
+    ways: dict[str, list[str]] = {}
+    for hosts in groups:
+        ways.setdefault(hosts[0].engine.why[0], []).extend(host.name for host in hosts)
+    return "; ".join(f"{shortened(names)}: {way}" if len(ways) > 1 else way for way, names in ways.items())
 
 
 def _show_details(plan: Plan, groups: Sequence[Sequence[HostPlan]], console: Console, width: int) -> None:
@@ -165,11 +175,13 @@ def brief(plan: Plan, reasons: Mapping[str, Problem]) -> Iterator[tuple[str, str
     Args:
         reasons: host → why the installation has to run there.
     """
-    rows = list(_rows(groups_of(plan.hosts.values())))
+    groups = groups_of(plan.hosts.values())
+    rows = list(_rows(groups))
     for hosts, system, *versions in (row.items() for row in rows[:_MOST]):
         parts = ", ".join(f"{title} {version}" for title, version in versions if version != "-")
         yield "what", f"{hosts[1]}: {system[1]}: {parts}"
     yield from _more("what", len(rows))
+    yield "engine", _engine(groups)
     causes: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         causes.setdefault(reason.what, []).append(name)

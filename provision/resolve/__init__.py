@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-from provision.plan.model import Component, Driver, HostPlan, Nccl, Network, OpenMpi, Plan, SourceBuild, Wheel
+from provision.plan.model import Component, Driver, Engine, HostPlan, Nccl, Network, OpenMpi, Plan, SourceBuild, Wheel
 from provision.plan.requirements import HostRequirements, Requirements
 from provision.resolve import driver, engine, nccl, network, notes, openmpi, python, torch
 from provision.resolve.host_classes import (
@@ -120,12 +120,13 @@ def _components(
         """The same object for equal components: host classes share it, and the plan is printed and serialised by object."""
         return cast("AnyComponent", distinct.setdefault(component, component))
 
+    engines = {each: engine.engine(each, requirements) for each in host_classes}
     components: dict[HostClass, ClassPlan] = {
         each: {
-            "packages": _system_packages(each, pythons[each], openmpis[each], nccls.get(each)),
+            "packages": _system_packages(each, pythons[each], openmpis[each], nccls.get(each), engines[each]),
             "python": once(python.component(each, pythons[each], torches.get(each), shared=shared)),
             "openmpi": once(openmpis[each]),
-            "engine": once(engine.engine(requirements)),
+            "engine": once(engines[each]),
             **{name: once(wheel) for name, wheel in python.wheels(each, pythons[each]).items()},
             "torch": once(torches[each]) if each in torches else None,
             "nccl": once(nccls[each]) if each in nccls else None,
@@ -145,11 +146,16 @@ def _added_to(conflicts: dict[Hashable, Conflict], subject: str) -> Iterator[Non
         conflicts[subject] = conflict
 
 
-def _system_packages(host_class: HostClass, interpreter: Interpreter, openmpi: OpenMpi, nccl: Nccl | None) -> tuple[str, ...]:
+def _system_packages(
+    host_class: HostClass, interpreter: Interpreter, openmpi: OpenMpi, nccl: Nccl | None, engine: Engine
+) -> tuple[str, ...]:
     """Packages of the distribution. They do not depend on what is installed, so that a second plan is the same as the first."""
     if not host_class.root:
         return ()
-    packages = [*host_class.catalog.system_packages().of(host_class.family), *interpreter.packages]
+    compiler, *packages = host_class.catalog.system_packages().of(host_class.family)
+    if engine.file is None or "source" in (openmpi.source, nccl and nccl.source):
+        packages.insert(0, compiler)
+    packages += interpreter.packages
     if openmpi.source == "distribution":
         packages.append(openmpi.package)
     if isinstance(openmpi, SourceBuild):

@@ -158,11 +158,11 @@ def _needed_mb(found: Facts, catalog: Catalog) -> int:
 
 
 def read_file(
-    path: Path, inventory: Inventory | None, limit: str | None, catalog: Catalog, *, wheels: bool = False
+    path: Path, inventory: Inventory | None, limit: str | None, catalog: Catalog, has_engine: Callable[[Facts], bool] = _is_installed
 ) -> tuple[Inventory, dict[str, Facts], list[Problem]]:
     """(the hosts to plan for, the facts of those that were surveyed, problems) from a facts file, without a connection to any host.
 
-    Without an inventory, the hosts are those of the file, reduced by ``limit``. ``wheels``: the engine comes as a wheel.
+    Without an inventory, the hosts are those of the file, reduced by ``limit``. ``has_engine``: as for `survey_hosts`.
 
     Raises:
         UsageError: the file cannot be used, or has facts of none of the hosts.
@@ -178,8 +178,8 @@ def read_file(
         found = read.get(host.name)
         if isinstance(found, Facts):
             known[host.name] = with_python(found, host.python, f"{inventory.where}, host {host.name}")
-            needed, prefix, has_engine = _needed_mb(found, catalog), prefix_of(host, found), wheels or _is_installed(found)
-            problems += lasting_problems(host.name, found, catalog, needed_mb=needed, prefix=prefix, has_engine=has_engine)
+            needed, prefix = _needed_mb(found, catalog), prefix_of(host, found)
+            problems += lasting_problems(host.name, found, catalog, needed_mb=needed, prefix=prefix, has_engine=has_engine(found))
             if warning := untested_system(found.os, catalog):
                 untested.setdefault(warning, []).append(host.name)
         elif found is not None:

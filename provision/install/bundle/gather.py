@@ -74,7 +74,7 @@ def gather(
                 nccl_wheels=found["nccl"],
                 **packages,
             )
-        engine_builds.adopt_wheels(plan, facts, sources.engine, options.wheels, options.catalog)
+        engine_builds.adopt_wheels(plan, sources.engine)
         supplies = artifacts.carry(plan, folder / "supplies", sources.user_files, options.catalog, say=say)
         supplies |= artifacts.carry_uv(plan, folder / "supplies", options.index_url, options.catalog, say)
         listing = {
