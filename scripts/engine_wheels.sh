@@ -12,7 +12,7 @@ mkdir -p "$target"
 find "$target" -name '*.whl' ! -name "*-$tag-*" -delete # of other sources
 for arch; do
     platform=manylinux_2_17_$arch
-    CXX="$bin/python-zig c++ -target $arch-linux-gnu.2.17" _PYTHON_HOST_PLATFORM=linux-$arch \
+    CXX="$bin/python-zig c++ -target $arch-linux-gnu.2.17" CXXFLAGS=-O3 _PYTHON_HOST_PLATFORM=linux-$arch \
         CMAKE_ARGS="-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$arch" \
         "$bin/python" -m build --wheel --outdir "$work/linux" collective_core
     PATH="$bin:$PATH" "$bin/auditwheel" repair --plat "$platform" --wheel-dir "$work/$arch" "$work"/linux/*"_$arch.whl"

@@ -35,6 +35,6 @@ def fitting_wheel(names: Iterable[str], arch: str, glibc: str | None) -> tuple[s
         tags = map(_PLATFORM.fullmatch, name.removesuffix(".whl").rpartition("-")[2].split("."))
         for oldest in [tag[1].replace("_", ".") for tag in tags if tag and tag[2] == arch]:
             if glibc and key(oldest) <= key(glibc):
-                return name, f"wheel for {arch} with glibc {oldest} or newer"
-            why = f"its wheel for {arch} needs glibc {oldest}, not {glibc or 'an unknown one'}"
+                return name, f"wheel for {arch} and glibc {oldest} or newer"
+            why = f"its glibc is {glibc or 'unknown'}, and the wheel needs {oldest}"
     return None, f"compiled on a host: {why}"

