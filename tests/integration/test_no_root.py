@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hosts import good, marked_processes, provision, report, root
 
+from provision.base import engine_source
 from provision.sandbox import Sandbox, SandboxHost
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +105,8 @@ def wheels(tmp_path_factory) -> Path:
     subprocess.run([str(ROOT / ".venv-engine/bin/python"), "-m", *words], check=True)
     (made,) = folder.glob("*.whl")
     glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()[-1].replace(".", "_")
-    made.rename(made.with_name(made.name.replace("-linux_", f"-manylinux_{glibc}_")))
+    name = made.name.replace("-py3-", f"-{engine_source.pack().build}-py3-").replace("-linux_", f"-manylinux_{glibc}_")
+    made.rename(made.with_name(name))
     return folder
 
 
