@@ -159,7 +159,7 @@ sbom: $(DOCS_STAMP)
 # the engine's, the Ansible collection, and the constraints of what the toolkit needs.
 dist: $(DOCS_STAMP)
 	@rm -rf dist
-	@scripts/engine_wheels.sh $(DOCS_VENV)/bin x86_64 aarch64
+	@scripts/engine_wheels.sh $(DOCS_VENV)/bin $(shell uname -m)
 	@$(DOCS_VENV)/bin/python -m build --sdist --wheel --outdir dist .
 	@$(DOCS_VENV)/bin/python -m build --sdist --outdir dist collective_core
 	@cp provision/_bundled/wheels/*.whl dist/

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from provision.base import engine_source, terminal
+from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.problems import Problem
 from provision.base.text import joined
@@ -18,7 +18,7 @@ from provision.commands import planning
 from provision.install import engine_builds, installer
 from provision.plan import summary
 from provision.plan.options import Options
-from provision.plan.request import Request
+from provision.plan.request import Request, engine_of
 from provision.remote import progress
 from provision.remote.session import Session
 from provision.report import model
@@ -70,7 +70,7 @@ def plan(
     """Show what would be installed where, from which source, and why."""
     inventory = inventory_of(hosts, limit) if hosts else None
 
-    known_for = engine_builds.known_for(engine_source.pack().with_wheels(options.wheels), options.catalog)
+    known_for = engine_builds.known_for(engine_of(options.wheels), options.catalog)
     if facts_file is not None:
         inventory, found, problems = collect.read_file(facts_file, inventory, limit, options.catalog, known_for)
         is_fitting = _show_plan(Request.of(inventory, options), found, problems, shown)

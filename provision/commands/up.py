@@ -9,7 +9,7 @@ from pathlib import Path
 from provision.base.text import shortened
 from provision.commands import installation, planning
 from provision.commands.run import Run, started, train
-from provision.install import builds, engine_builds, environments, installer, roles
+from provision.install import engine_builds, environments, installer, roles
 from provision.install.bundle.archive import Bundle, unpack
 from provision.install.rollout import Rollout
 from provision.inventory import Inventory
@@ -45,7 +45,7 @@ def make_ready(
     with started(inventory, "provision up --check" if options.check else "provision up", progress, passwords, options.catalog) as run:
         bundle = run.stage("bundle", _unpack, options.bundle)
         if bundle is not None:
-            engine = request.engine.with_wheels(bundle.folder / "supplies" / builds.ENGINE.name)
+            engine = engine_builds.with_bundled(request.engine, bundle.folder / "supplies")
             request = replace(request, lock=bundle.lock, options=bundle.complete(options), engine=engine)
         hosts = run.stage("survey", _survey, request, bundle)
         rollout = run.stage("plan", _plan, request, hosts, downgrade) if hosts else None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from provision.base import downloads
 from provision.base.engine_source import EngineSource
+from provision.base.errors import ProvisionError
 from provision.catalog import Catalog
 from provision.install import builds
 from provision.plan.model import HostPlan, Plan
@@ -25,11 +29,27 @@ def key_of(host: HostPlan, catalog: Catalog) -> str:
 
 
 def adopt_wheels(plan: Plan, engine: EngineSource, bundled: Path | None = None) -> None:
-    """Keep the wheels that the plan takes as builds. Those in the supplies of a bundle (``bundled``) stay there."""
+    """Keep the wheels that the plan takes as builds. Those in the supplies of a bundle (``bundled``) stay there.
+
+    Raises ProvisionError for a damaged wheel.
+    """
     taken = {host.engine.file for host in plan.hosts.values()}
-    for wheel in reversed([each for each in engine.wheels if each.name in taken]):  # of two with one name the first counts
-        if builds.cached(builds.ENGINE, wheel.stem, bundled) != downloads.digest(wheel):
+    for wheel in reversed([each for each in engine.wheels if each.name in taken and bundled not in each.parents]):  # the first one stays
+        try:
+            with zipfile.ZipFile(wheel) as made:
+                damaged = made.testzip()
+        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
+            damaged = str(error)
+        if damaged:
+            raise ProvisionError(f"invalid wheel: {damaged}", where=str(wheel), hint="copy it again, or build it: make dist")
+        if builds.cached(builds.ENGINE, wheel.stem) != downloads.digest(wheel):
             builds.keep(builds.ENGINE, wheel.stem, wheel.read_bytes())
+
+
+def with_bundled(engine: EngineSource, supplies: Path) -> EngineSource:
+    """The engine with its wheels in the supplies of a bundle, as far as they have their checksums there, after those that it has."""
+    found = replace(engine, wheels=()).with_wheels(supplies / builds.ENGINE.name).wheels
+    return replace(engine, wheels=(*engine.wheels, *(each for each in found if builds.cached(builds.ENGINE, each.stem, supplies))))
 
 
 def known_for(engine: EngineSource, catalog: Catalog, bundled: Path | None = None) -> Callable[[Facts], bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import date
+from pathlib import Path
 
 from provision import catalog
 from provision.base import engine_source
@@ -47,4 +48,14 @@ class Request:
                 raise
             previous, invalid = None, error
         lock = previous.compatible_with(inventory.left_out) if previous and not options.upgrade else None
-        return cls(inventory, options, lock, previous, invalid, engine_source.pack().with_wheels(options.wheels))
+        return cls(inventory, options, lock, previous, invalid, engine_of(options.wheels))
+
+
+def engine_of(folder: Path | None) -> EngineSource:
+    """The engine with the wheels of its sources in the user's folder. Raises UsageError where the folder has those of others alone."""
+    engine = engine_source.pack()
+    made = engine.with_wheels(folder)
+    if folder and made == engine and (others := sorted(folder.glob(f"{engine.package}-*.whl"))):
+        expected = f"expected {engine.package}-{engine.version}-{engine.build}-py3-none-manylinux….whl, of the same sources as this toolkit"
+        raise UsageError(f"invalid wheel of the engine: {others[0].name} ({expected})", where=str(folder), hint="take another, or none")
+    return made

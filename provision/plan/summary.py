@@ -181,7 +181,8 @@ def brief(plan: Plan, reasons: Mapping[str, Problem]) -> Iterator[tuple[str, str
         parts = ", ".join(f"{title} {version}" for title, version in versions if version != "-")
         yield "what", f"{hosts[1]}: {system[1]}: {parts}"
     yield from _more("what", len(rows))
-    yield "engine", _engine(groups)
+    if reasons:
+        yield "engine", _engine(groups)
     causes: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         causes.setdefault(reason.what, []).append(name)

@@ -74,6 +74,7 @@ class HostClass:
         kept_builds: (package, CUDA) of NCCL and PyTorch that earlier runs chose; they are kept where they fit.
         gpu_fault: why its GPUs cannot be used if their driver is missing or does not work.
         libc: the release of its glibc; None where it is not known.
+        kept_engine: the sources (SHA-256) of the engine that it holds unchanged, and the wheel that it came from; None: it was compiled.
         no_wheels: why wheels do not run on its system, where that is not one of the known families or too old.
         obstacle: why its accelerators cannot be used: another vendor's, a Jetson's, partitioned ones, AMD's without a working driver.
         catalog: by which it was made; the same for all classes of a plan.
@@ -107,6 +108,7 @@ class HostClass:
     no_wheels: str | None = None
     targets: tuple[str, ...] = ()
     amdgpu: str | None = None
+    kept_engine: tuple[str | None, str | None] = (None, None)
     driver_name: str = "the NVIDIA driver"
 
     @property
@@ -188,6 +190,7 @@ def host_class_of(facts: Facts, catalog: Catalog, kept_builds: tuple[tuple[str, 
     """The class of a host, from its facts and from the builds that earlier runs chose for it."""
     system = facts.os
     fault = gpus.fault(facts, catalog)
+    held = facts.installed.plan.engine if facts.installed.plan and not facts.drift else None
     cuda, cuda_why = _cuda(facts, catalog) if fault is None else (None, fault.what)
     python, other_pythons = _interpreters(facts, catalog)
     root = facts.user.can_become
@@ -223,6 +226,7 @@ def host_class_of(facts: Facts, catalog: Catalog, kept_builds: tuple[tuple[str, 
         no_wheels=system.no_wheels(catalog),
         targets=tuple(sorted({gpu.target for gpu in amd_gpus if gpu.target})),
         amdgpu=facts.amd.driver if facts.amd and amd_gpus else None,
+        kept_engine=(held.sha256, held.file) if held else (None, None),
         driver_name="Windows' NVIDIA driver" if hardware.wsl(facts) else "the machine's driver" if facts.container else "the NVIDIA driver",
     )
 

@@ -19,7 +19,7 @@ import ready
 from hosts import ENGINE_S, good, provision
 
 from provision import sandbox as sandboxes
-from provision.base import paths, process_locks
+from provision.base import paths, process_locks, resources
 from provision.sandbox import EngineName, Sandbox, SandboxHost, SudoMode, names, namespaces
 
 #: The sandboxes of one test process: ``it<pid>-<what>``.
@@ -62,6 +62,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The state folder of this test process, with a catalogue in which `TORCH` is the default. The cache is shared: debootstrap runs once
     per machine, not once per test."""
+    if any(resources.ENGINE_WHEELS.glob("*.whl")):
+        pytest.exit(
+            f"hosts would take the wheels of `make dist` instead of compiling, as these tests expect: remove {resources.ENGINE_WHEELS}", 1
+        )
     with pytest.MonkeyPatch.context() as patch:
         home = tmp_path_factory.mktemp("provision-home")
         patch.setenv("PROVISION_HOME", str(home))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ import pytest
 from rollouts import manifest_with
 
 from provision.base import engine_source, resources
+from provision.base.errors import ProvisionError, UsageError
+from provision.base.problems import Problem
 from provision.catalog import OURS
 from provision.install import artifacts, builds, engine_builds
 from provision.install.artifacts import UserFiles
 from provision.plan import summary
+from provision.plan.manifest import Manifest
 from provision.plan.model import Plan
+from provision.plan.request import engine_of
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve
 from provision.survey import Facts
@@ -45,7 +50,8 @@ def host(system: str, version: str, libc: str | None, arch: str = "x86_64", **mo
 
 def wheel(folder: Path, platform: str, *, version: str = ENGINE.version, build: str = ENGINE.build) -> Path:
     path = folder / f"collective_core-{version}-{build}-py3-none-{platform}.whl"
-    path.write_bytes(f"a wheel for {platform}".encode())
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("collective_core/version.py", platform)
     return path
 
 
@@ -73,10 +79,11 @@ def test_hosts_take_the_wheel_that_their_glibc_and_architecture_run_and_others_c
     plan = planned(known, engine)
     why = {name: made.engine.why[0] for name, made in plan.hosts.items()}
     assert why["debian"] == why["ubuntu"] == "wheel for x86_64 and glibc 2.34 or newer"
-    assert why["old"] == "compiled on a host: its glibc is 2.31, and the wheel needs 2.35"
+    assert why["old"] == "compiled on a host: its glibc is 2.31, and the wheel needs 2.34"
     assert why["arm"] == "compiled on a host: no wheel for aarch64"
     assert why["unknown"].startswith("compiled on a host: its glibc is unknown")
-    said = dict(summary.brief(plan, {}))["engine"]
+    assert "engine" not in dict(summary.brief(plan, {})), "nothing runs"
+    said = dict(summary.brief(plan, {"arm": Problem("note", "nothing is installed yet")}))["engine"]
     assert "arm: compiled on a host: no wheel for aarch64" in said
     assert "debian, ubuntu: wheel for" in said
     assert {name for name, made in plan.hosts.items() if "g++" in made.packages} == {"old", "arm", "unknown"}
@@ -127,21 +134,63 @@ def test_a_wheel_in_a_bundle_counts_there_and_is_not_kept(wheels: Path, tmp_path
     engine_builds.adopt_wheels(plan, ENGINE.with_wheels(wheels))
     supplies = tmp_path / "supplies"
     artifacts.carry(plan, supplies, UserFiles(), OURS)
-    assert ENGINE.with_wheels(supplies / "engine").wheels[0].name == theirs.name
+    bundled = engine_builds.with_bundled(ENGINE, supplies)
+    assert [each.name for each in bundled.wheels] == [theirs.name]
     builds.files(builds.ENGINE, theirs.stem)[0].unlink()
-    engine_builds.adopt_wheels(plan, ENGINE.with_wheels(supplies / "engine"), supplies)
+    engine_builds.adopt_wheels(plan, bundled, supplies)
     assert builds.cached(builds.ENGINE, theirs.stem) is None
     assert builds.cached(builds.ENGINE, theirs.stem, supplies)
+    (supplies / "engine" / f"{theirs.name}.sha256").write_text("0" * 64)
+    assert engine_builds.with_bundled(ENGINE, supplies).wheels == (), "its checksum is another"
 
 
 def test_another_wheel_of_the_same_name_replaces_the_kept_one(wheels: Path) -> None:
     made = wheel(wheels, "manylinux_2_17_x86_64")
     engine = ENGINE.with_wheels(wheels)
     plan = planned({"a": host("debian", "12", "2.36")}, engine)
-    for content in (b"first", b"second"):
-        made.write_bytes(content)
+    for member in ("first", "second"):
+        with zipfile.ZipFile(made, "w") as content:
+            content.writestr(member, "")
         engine_builds.adopt_wheels(plan, engine)
-        assert builds.files(builds.ENGINE, made.stem)[0].read_bytes() == content
+        assert builds.files(builds.ENGINE, made.stem)[0].read_bytes() == made.read_bytes()
+
+
+def test_a_damaged_wheel_reaches_no_host(wheels: Path) -> None:
+    made = wheel(wheels, "manylinux_2_17_x86_64")
+    engine = ENGINE.with_wheels(wheels)
+    plan = planned({"a": host("debian", "12", "2.36")}, engine)
+    for content in (b"PK half", made.read_bytes().replace(b"manylinux", b"manyLinux", 1)):
+        made.write_bytes(content)
+        with pytest.raises(ProvisionError, match="invalid wheel") as refused:
+            engine_builds.adopt_wheels(plan, engine)
+        assert refused.value.where == str(made)
+    assert builds.cached(builds.ENGINE, made.stem) is None
+
+
+def test_a_folder_with_wheels_of_other_sources_alone_is_refused(wheels: Path) -> None:
+    wheel(wheels, "manylinux_2_17_x86_64", build="0_0123456789abcdef")
+    with pytest.raises(UsageError, match=f"expected collective_core-{ENGINE.version}-{ENGINE.build}"):
+        engine_of(wheels)
+    wheel(wheels, "manylinux_2_17_x86_64")
+    assert engine_of(wheels).wheels
+
+
+@pytest.mark.parametrize("root", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_host_keeps_its_engine_where_another_controller_has_other_wheels(wheels: Path, first: bool, root: bool) -> None:
+    wheel(wheels, "manylinux_2_17_x86_64")
+    ways = [ENGINE.with_wheels(wheels), ENGINE]
+    user = {"name": "a", "can_become": root}
+    made = planned({"a": host("debian", "12", "2.36", user=user)}, ways[not first]).hosts["a"]
+    manifest = Manifest.of(made, "cluster", {}, []).as_dict()
+    again = {"a": host("debian", "12", "2.36", user=user, installed={"manifest": manifest})}
+    assert Manifest.of(planned(again, ways[first]).hosts["a"], "cluster", {}, []).as_dict() == manifest
+    assert bool(made.engine.file) == first
+    assert ("g++" in made.packages) == (root and not first)
+    broken = {
+        "a": host("debian", "12", "2.36", user=user, installed={"manifest": manifest}, drift=[{"kind": "package-missing", "subject": "x"}])
+    }
+    assert bool(planned(broken, ways[first]).hosts["a"].engine.file) != first, "what is repaired comes the way that is possible here"
 
 
 def test_a_host_that_holds_the_engine_needs_nothing() -> None:
