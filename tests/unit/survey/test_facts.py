@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from invented_hosts import stated
 
+from provision.base import engine_source
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import OURS
 from provision.cli import main
@@ -724,6 +725,8 @@ def test_a_facts_file_shows_which_programs_are_missing(
     system = {"id": "ubuntu", "version": "18.04", "libc": "2.27"}
     known = without_root(os=system, user={"name": "root", "sudo": "root"}, python={"version": "3.8.0"}, **changes)
     (tmp_path / "facts.json").write_text(json.dumps({"schema": 1, "hosts": {"a": known.model_dump(mode="json")}, "problems": []}))
+    engine = engine_source.pack()
+    (tmp_path / f"{engine.package}-{engine.version}-{engine.build}-py3-none-manylinux_2_17_x86_64.whl").touch()
     words = ["plan", "--facts", str(tmp_path / "facts.json"), *(["--wheels", str(tmp_path)] if wheels else [])]
     assert main.guarded(lambda: main.app(args=words, prog_name="provision"), debug=False) == 0
     err = " ".join(capsys.readouterr().err.split())
