@@ -64,8 +64,8 @@ class Options(Choices):
     env: Annotated[Path | None, option(WHAT, "--env FILE", "Also create the environment of this uv.lock, pyproject.toml or "
                                        "requirements.txt.")] = None
     upgrade: Annotated[bool, option(WHAT, "--upgrade", "Resolve again instead of following provision.lock, and show what changes.")] = False
-    wheels: Annotated[Path | None, option(SOURCES, "--wheels DIR", "Folder on this machine with PyTorch's wheels, and the engine's for "
-                                          "hosts without a compiler.")] = None
+    wheels: Annotated[Path | None, option(SOURCES, "--wheels DIR", "Folder on this machine with PyTorch's wheels, and the engine's of "
+                                          "the same sources.")] = None
     apt_mirror: Annotated[str | None, option(SOURCES, "--apt-mirror URL", "Mirror for Debian's or Ubuntu's packages; the hosts' own lists "
                                              "stay as they are.")] = None
     bundle: Annotated[Path | None, option(SOURCES, "--bundle FILE", "Install from this file of `provision bundle`; no host needs a "
