@@ -14,7 +14,8 @@ for arch; do
     # By their versions, they come from the host's glibc, which knows its processor; else from Zig's own run time, which is slower.
     case $arch in x86_64) oldest=GLIBC_2.2.5 ;; *) oldest=GLIBC_2.17 ;; esac
     for each in memcpy memmove memset memcmp; do echo "__asm__(\".symver $each,$each@$oldest\");"; done >"$work/glibc.h"
-    CXX="$bin/python-zig c++ -target $arch-linux-gnu.2.17" CXXFLAGS="-O3 -fomit-frame-pointer -include $work/glibc.h" _PYTHON_HOST_PLATFORM=linux-$arch \
+    CXX="$bin/python-zig c++ -target $arch-linux-gnu.2.17" CXXFLAGS="-O3 -fomit-frame-pointer -include $work/glibc.h" \
+        _PYTHON_HOST_PLATFORM=linux-$arch \
         CMAKE_ARGS="-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$arch" \
         "$bin/python" -m build --wheel --outdir "$work/linux" collective_core
     PATH="$bin:$PATH" "$bin/auditwheel" repair --plat "manylinux_2_17_$arch" --wheel-dir "$work/$arch" "$work"/linux/*"_$arch.whl"

@@ -23,8 +23,8 @@ struct Features {
   bool avx2 = false, avx512 = false;
 };
 
-// Asked of the processor: __builtin_cpu_supports() always says no in wheels, because Zig's run time has a stub for it. The operating system
-// must save the registers, too, which XCR0 says.
+// Asked of the processor: __builtin_cpu_supports() always says no in wheels, because Zig's run time has a stub for it.
+// The operating system must save the registers, too, which XCR0 says.
 Features features() {
   unsigned a = 0, b = 0, c = 0, d = 0, saved = 0, unused = 0;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_F16C)) return {};
