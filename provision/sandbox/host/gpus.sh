@@ -28,7 +28,7 @@ fetch_nvidia_smi() {
     if (cd "$work" && timeout 100 apt-get "$@" update && timeout 100 apt-get "$@" download nvidia-smi && dpkg-deb --extract nvidia-smi_*.deb tree) >"$work/log" 2>&1; then
         find "$work/tree" -name nvidia-smi -type f -size +100k -exec cp {} $kept \;
     fi
-    echo "no nvidia-smi in ${archive:-no archive}, part non-free: $(sed -n 's/^[EW]: *//p; /not found$/p' "$work/log" | tail -n 1)" >$failed
+    [ -e $kept ] || echo "no nvidia-smi in ${archive:-no archive}, part non-free: $(sed -n 's/^[EW]: *//p; /not found$/p' "$work/log" | tail -n 1)" >$failed
     rm -rf "$work"
     [ -e $kept ]
 }
