@@ -42,7 +42,7 @@ PEERS = {
 #: And the packages that its wheels import.
 TORCHREC = (
     *("torchrec==1.8.0", "fbgemm-gpu-cpu==1.8.0", "tensordict==0.15.3", "torchmetrics==1.9.0", "lightning-utilities==0.15.3"),
-    *("iopath==0.1.10", "pyre-extensions==0.0.32", "typing-inspect==0.9.0", "mypy-extensions==1.2.0", "portalocker==4.4.2"),
+    *("iopath==0.1.9", "pyre-extensions==0.0.32", "typing-inspect==0.9.0", "mypy-extensions==1.2.0", "portalocker==4.4.2"),
     *("tqdm==4.70.1", "pyvers==0.2.3", "orjson==3.13.0", "importlib-metadata==10.2.0", "zipp==4.1.2"),
 )
 

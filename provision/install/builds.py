@@ -71,7 +71,7 @@ def files(kind: Kind, key: str, bundled: Path | None = None) -> list[Path]:
     """The files of a cached build: itself and its checksum."""
     name = f"{key}{kind.ending}"
     file = _cache(kind) / name
-    if bundled is not None and (bundled / kind.name / name).exists():
+    if bundled is not None and (bundled / kind.name / (name + NOTE)).exists():
         file = bundled / kind.name / name
     return [file, file.with_name(file.name + NOTE)]
 

@@ -183,7 +183,7 @@ def _missing_programs(facts: Facts, has_engine: bool, catalog: Catalog) -> Itera
             root = f"let {facts.user.name or 'the user'} use sudo, log in as root (ansible_user=root)"
             root += ", or give the sudo password: --ask-become-pass" if facts.user.sudo == "password" else ""
             hint = f"{root}; or ask an administrator to run there: {install} {' '.join(missing)}"
-        hint += "; or give a wheel of the engine that fits its glibc, which needs no compiler: --wheels DIR" if lacks_compiler else ""
+        hint += "; or give a wheel of the engine, of the same sources (`make dist`): --wheels DIR" if lacks_compiler else ""
         what = f"{why_no_root(facts)}, and packages that only root can install are missing: {', '.join(missing)}"
         yield Problem("error", what, hint, id="needs-root")
 

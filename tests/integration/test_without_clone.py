@@ -34,7 +34,8 @@ def test_an_empty_environment_and_bare_hosts_become_a_trained_model(dist, sandbo
     cluster = sandbox_factory(2, "debian:12", name="wheels")
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))  # where no build is kept
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
-    command = [str(UV), "tool", "run", "--quiet", "--find-links", str(dist), "provision-cluster"]
+    (wheel,) = dist.glob("provision_cluster-*.whl")
+    command = [str(UV), "tool", "run", "--quiet", "--from", str(wheel), "provision"]
     began = time.monotonic()
     good(run(tmp_path, *command, "--version"))
     installed = time.monotonic()

@@ -83,9 +83,9 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
     places = sorted((place_of(host, rank) for host, rank in found), key=lambda place: (place.rank, place.host))
     missing = sorted(set(range(min(max(rank.ranks for _host, rank in found), 4096))) - {place.rank for place in places})
     among_ranks = any(place.kind == "collective" for place in places)
-    waits = {place.rank: place.kind in WAITS and not (place.alone and among_ranks) for place in places}
-    waiting = [place for place in places if waits[place.rank]]
-    elsewhere = sorted((each for each in places if not waits[each.rank]), key=lambda place: (place.moves, _ORDER.index(place.kind)))
+    waits = {id(place): place.kind in WAITS and not (place.alone and among_ranks) for place in places}
+    waiting = [place for place in places if waits[id(place)]]
+    elsewhere = sorted((each for each in places if not waits[id(each)]), key=lambda place: (place.moves, _ORDER.index(place.kind)))
     made = Verdict(job=job, began=min(rank.began for _host, rank in found), said="", state="stalled", missing=missing, places=places)
     suspects = [place for place in elsewhere if not place.moves] or (elsewhere if waiting else [])
     made.suspects, first = sorted(place.rank for place in suspects), {place.kind: place for place in reversed(suspects)}
@@ -119,9 +119,10 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         made.suspects = sorted(place.rank for group in odd for place in group)
         made.said = f"the ranks wait in different operations: {'; '.join(map(_said, groups))}"
         made.steps = [*_known().steps["order"]]
-    elif len(callers := {place.caller: place for place in waiting}) > 1:
-        called = (f"{_said([place])}, called at {caller}" if caller else _said([place]) for caller, place in callers.items())
-        made.said = f"the ranks wait at one line, which they have called at different ones: {'; '.join(called)}"
+    elif len(callers := sorted({place.caller for place in waiting})) > 1:
+        called = [(says([place for place in waiting if place.caller == caller]), caller) for caller in callers[:4]]
+        parts = [f"{said}, called at {caller}" if caller else said for said, caller in called]
+        made.said = f"the ranks wait at one line, which they have called at different ones: {'; '.join(parts)}"
         made.steps = [*_known().steps["order"], *_known().steps["same"]]  # the callers may differ where nothing is wrong
     else:
         unsent = [line for place in waiting for line in place.evidence if "not acknowledged" in line]
@@ -174,7 +175,9 @@ def place_of(host: str, rank: Rank) -> Place:
         others = [each for each in main.threads[1:] if _line(each)]
         place.evidence += [f"thread {each.name}: {_doing(*_kind(each), each)} at {_line(each)}" for each in others]
         # Native threads that wait, such as those of NCCL, may keep a core at work.
-        place.moves = place.moves or any(_goes_on(each) for each in main.threads[1:] if each.frames or not _is_busy(each))
+        place.moves = place.moves or any(
+            _goes_on(each) for each in main.threads[1:] if kind == "sleep" or each.frames or not _is_busy(each)
+        )
     place.evidence = place.evidence[:_MAX_EVIDENCE]
     place.evidence += [f"process {main.tracer} traces it"] if main.tracer else []
     place.evidence += [f"no stack: {main.no_stacks}"] if main.no_stacks else []
