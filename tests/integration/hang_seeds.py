@@ -63,7 +63,7 @@ SHAPES, HEALTHY = ({name: Shape(**each) for name, each in _GIVEN[kind].items()} 
 
 @dataclass(frozen=True)
 class Seed:
-    """A job that hangs, or where ``shape`` is one of `HEALTHY`, does not. ``file``, ``guilty``: of `blind`."""
+    """A job that hangs, or where ``shape`` is one of `HEALTHY`, does not. ``file``, ``guilty``: of `by_another_author`."""
 
     shape: str
     framework: str
@@ -124,7 +124,7 @@ def healthy_seeds() -> Iterator[Seed]:
     yield from (Seed(name, framework, 8, 1 + (framework == "hvd")) for name in HEALTHY for framework in ("ddp", "hvd"))
 
 
-def blind(*, is_healthy: bool) -> list[Seed]:
+def by_another_author(*, is_healthy: bool) -> list[Seed]:
     """Programs by an author who had not seen what examines them."""
     found = []
     for each in yaml.safe_load((DATA / "MANIFEST.yaml").read_text(encoding="utf-8")):

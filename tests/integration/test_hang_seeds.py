@@ -27,7 +27,7 @@ from typing import Any
 
 import pytest
 from conftest import SandboxFactory, missing
-from hang_seeds import MARK, Seed, blind, healthy_seeds, seeds
+from hang_seeds import MARK, Seed, by_another_author, healthy_seeds, seeds
 from hosts import as_machine, init, provision, root
 
 from provision.sandbox import Sandbox, names
@@ -39,7 +39,7 @@ ENGINE = ROOT / ".venv-engine"
 PYTHON = ENGINE / "bin/python"
 AFTER_S, HEALTHY_AFTER_S = 3, 15  # --stall-after
 READY_S, ALARM_S, HEALTHY_S = 400.0, 60.0, 25.0
-BLIND_S = 120.0  # until a program of another author hangs, and is examined
+OTHER_AUTHOR_S = 120.0  # until a program of another author hangs, and is examined
 AT_ONCE = 5
 MEMORY = Path("/sys/fs/cgroup/memory")
 _WANTED = re.compile(os.environ.get("PROVISION_HANGS", ""))
@@ -276,9 +276,9 @@ def hang(seed: Seed, place: Place, number: int) -> Row:
             job.ready()
             with disturbed(job):
                 if shape.alarms and not seed.is_under_mpi:
-                    job.wait(lambda: job.when("  the evidence: "), BLIND_S if seed.file else ALARM_S)
+                    job.wait(lambda: job.when("  the evidence: "), OTHER_AUTHOR_S if seed.file else ALARM_S)
                 else:
-                    time.sleep(BLIND_S / 2 if seed.file else AFTER_S)
+                    time.sleep(OTHER_AUTHOR_S / 2 if seed.file else AFTER_S)
                 # What is at work raises no alarm, and is named only where somebody asks.
                 is_asked = not shape.alarms or (seed.file and not job.when("  the evidence: "))
                 verdict, row.seconds = job.examined() if is_asked or seed.is_under_mpi else job.alarm()
@@ -306,7 +306,7 @@ def healthy(seed: Seed, place: Place, number: int) -> Row:
     try:
         with started(seed, place, number) as (job, _line):
             job.ready()
-            end, alarms = time.monotonic() + (BLIND_S if seed.file else HEALTHY_S), []
+            end, alarms = time.monotonic() + (OTHER_AUTHOR_S if seed.file else HEALTHY_S), []
             while seed.is_under_mpi and time.monotonic() < end and job.process.poll() is None and not alarms:
                 time.sleep(5)
                 verdict, _seconds = job.examined() if job.process.poll() is None else ({"state": "moves"}, 0.0)
@@ -360,7 +360,10 @@ for path in sys.argv[2:]:
 def places(sandbox_factory: SandboxFactory, tmp_path_factory: pytest.TempPathFactory, ports: dict[str, int]) -> dict[int, list[Place]]:
     """Number of hosts → places. Both hosts of a sandbox see this machine's engine and frameworks."""
     found = {1: [Place(tmp_path_factory.mktemp("local"), ports=ports)], 2: []}
-    count = sum(seed.hosts == 2 for seed in chosen([*seeds(), *healthy_seeds(), *blind(is_healthy=False), *blind(is_healthy=True)]))
+    count = sum(
+        seed.hosts == 2
+        for seed in chosen([*seeds(), *healthy_seeds(), *by_another_author(is_healthy=False), *by_another_author(is_healthy=True)])
+    )
     for sandbox in ("hangs1", "hangs2")[: (count > 0) + (count > 9)]:
         cluster = sandbox_factory(2, "debian:12", name=sandbox, slots=4)
         folder = tmp_path_factory.mktemp("hosts")
@@ -410,12 +413,12 @@ def table(of: Sequence[Seed], places: dict[int, list[Place]], look: Callable[[Se
 def test_hangs_get_their_name(places: dict[int, list[Place]], swap: None) -> None:
     if not PYTHON.exists():
         missing("no frameworks in .venv-engine: make .venv-engine/.frameworks")
-    rows = table([*seeds(), *blind(is_healthy=False)], places, hang)
+    rows = table([*seeds(), *by_another_author(is_healthy=False)], places, hang)
     right, slow = sum(row.is_right for row in rows), [row for row in rows if row.seconds > 30]
     print(f"{right} of {len(rows)} named; {len(slow)} took longer than 30 s, the longest {max(row.seconds for row in rows):.1f} s")
     assert right >= 0.95 * len(rows), "\n".join(str(row) for row in rows if not row.is_right)
 
 
 def test_healthy_jobs_raise_no_alarm(places: dict[int, list[Place]]) -> None:
-    rows = table([*healthy_seeds(), *blind(is_healthy=True)], places, healthy)
+    rows = table([*healthy_seeds(), *by_another_author(is_healthy=True)], places, healthy)
     assert all(row.is_right for row in rows), "\n".join(str(row) for row in rows if not row.is_right)
