@@ -102,10 +102,9 @@ def write(out: Path, examination: Examination, logs: Sequence[Path]) -> None:
 
 
 def _plain(facts: Mapping[str, Facts]) -> dict[str, Any]:
-    """Facts without what a diagnosis does not need: host keys, the names of groups, and machine ids."""
+    """Facts without what a diagnosis does not need: host keys and machine ids."""
     kept = {name: each.model_dump() for name, each in facts.items()}
     for each in kept.values():
         each["ssh"] = {**each["ssh"], "host_keys": []}
-        each["user"] = {**each["user"], "groups": []}
         each["machine_id"] = None
     return kept

@@ -150,7 +150,6 @@ class FileSystem(Section):
     """The file system that a place is on, or would be."""
 
     path: str | None = None
-    exists: bool | None = None
     free_mb: Number | None = None
     total_mb: Number | None = None
     free_inodes: int | None = None
@@ -173,9 +172,7 @@ class User(Section):
     """The login user. ``sudo``: root, nopasswd, password, none, unwanted or unmanaged; ``can_become``: it can become root."""
 
     name: Login | None = None
-    uid: int | None = None
     home: str | None = None
-    groups: list[str] = []
     sudo: str | None = None
     sudo_says: str | None = None
     sudo_installed: bool | None = None
@@ -199,7 +196,6 @@ class Limits(Section):
 class Environment(Section):
     """Of a command over ssh; ``variables``: those of MPI, NCCL and the engine."""
 
-    path: str = ""
     variables: dict[str, str] = {}
 
 
@@ -237,12 +233,9 @@ class Python(Section):
 
 
 class Pip(Section):
-    """Settings of the host's pip."""
+    """Wheels in the local folders that the host's pip is set up for."""
 
-    index_url: str | None = None
     torch_wheels: list[str] = []
-    certificates: str | None = None
-    proxies: list[str] = []
 
 
 class PackageLock(Section):
@@ -265,7 +258,6 @@ class Driver(Section):
     version: Annotated[str, Form(r"\d+(\.\d+)*", 'a version, such as "535.104.05"')] | None = None
     cuda: Cuda | None = None
     kernel_module: str | None = None
-    library: str | None = None
     open: bool | None = None
 
     @model_validator(mode="after")
@@ -431,11 +423,9 @@ class HwlocLibrary(Section):
 
 
 class Hwloc(Section):
-    """``tool``: hwloc-info, whose version it is."""
+    """Installed hwloc libraries."""
 
     libraries: list[HwlocLibrary] = []
-    tool: str | None = None
-    version: str | None = None
 
 
 class Linker(Section):
@@ -602,7 +592,6 @@ class Installed(Section):
     """The installation in the prefix; ``distrust``: why others could write there; ``manifest_error``: why the manifest cannot be read."""
 
     prefix: str | None = None
-    exists: bool = False
     distrust: str | None = None
     manifest: Manifest | None = None
     manifest_error: Annotated[Drift, PlainSerializer(str), WithJsonSchema({"type": "string"})] | None = None

@@ -71,26 +71,11 @@ def survey(machine):
                 errors[name] = "no answer within %.0f s" % wait
     with guard:
         document = dict(facts, schema=SCHEMA, errors=dict(errors))
-    document["survey"] = {
-        "seconds": round(time.time() - started, 3),
-        "options": {key: machine.options[key] for key in sorted(machine.options)},
-    }
-    if isinstance(document.get("time"), dict):
-        document["time"] = dict(document["time"], epoch=time.time())
-    return document
+    return dict(document, time={"epoch": time.time()})
 
 
 def main():
-    problem = None
-    try:
-        options = json.loads(os.environ.get("PROVISION_SURVEY_OPTIONS") or "{}")
-        if not isinstance(options, dict):
-            raise ValueError("not a JSON object")
-    except ValueError as error:
-        options, problem = {}, "PROVISION_SURVEY_OPTIONS: %s" % error
-    document = survey(Machine(options=options))
-    if problem:
-        document["errors"]["options"] = problem
+    document = survey(Machine(options=json.loads(os.environ.get("PROVISION_SURVEY_OPTIONS") or "{}")))
     sys.stdout.write("\n%s\n%s\n%s\n" % (BEGIN, json.dumps(document, sort_keys=True), END))
     sys.stdout.flush()
 

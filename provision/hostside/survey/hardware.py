@@ -48,18 +48,11 @@ def cpu(machine):
     if "asimd" in present or "neon" in present:
         chosen.append("neon")
     processors = len(re.findall(r"^processor\s*:", text, re.M)) or os.cpu_count() or 1
-    packages = re.findall(r"^physical id\s*:\s*(\d+)", text, re.M)
-    core_ids = re.findall(r"^core id\s*:\s*(\d+)", text, re.M)
     allowed = len(os.sched_getaffinity(0)) if machine.root == "/" else processors
     quota = cpu_quota(machine)
     return {
         "model": model.group(1).strip() if model else ("ARM part " + part.group(1) if part else None),
         "cores": max(1, min(allowed, int(quota) if quota else allowed)),
-        "logical": processors,
-        "physical": len(set(zip(packages, core_ids))) if packages and len(packages) == len(core_ids) else None,
-        "allowed": allowed,
-        "quota": round(quota, 2) if quota else None,
-        "sockets": len(set(packages)) or 1,
         "flags": chosen,
     }
 
@@ -69,16 +62,9 @@ def memory(machine):
     text = machine.read("/proc/meminfo") or ""
     kib = {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+)", text, re.M)}
     total = kib.get("MemTotal", 0) // 1024
-    available = kib.get("MemAvailable", kib.get("MemFree", 0)) // 1024
-    limits = []
-    for folder in cgroup_folders(machine):
-        for name, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            limit = number(machine.line(folder + "/" + name))
-            if limit and limit < total << 20:
-                limits.append((limit >> 20, (limit - (number(machine.line(folder + "/" + used)) or 0)) >> 20))
-    if limits:
-        total, available = min(total, min(limits)[0]), min(available, min(left for _, left in limits))
-    return {"total_mb": total, "available_mb": max(0, available), "swap_mb": kib.get("SwapTotal", 0) // 1024, "limited": bool(limits)}
+    names = [folder + name for folder in cgroup_folders(machine) for name in ("/memory.max", "/memory.limit_in_bytes")]
+    limits = [limit >> 20 for limit in map(number, map(machine.line, names)) if limit and limit < total << 20]
+    return {"total_mb": min([total] + limits), "limited": bool(limits)}
 
 
 def mount_of(machine, path):
@@ -102,7 +88,6 @@ def disk_of(machine, path):
     kind, options = mount_of(machine, nearest)
     return {
         "path": path,
-        "exists": machine.exists(path),
         "free_mb": room.f_bavail * room.f_frsize >> 20,
         "total_mb": room.f_blocks * room.f_frsize >> 20,
         "free_inodes": room.f_favail if room.f_files else None,

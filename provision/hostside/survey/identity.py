@@ -14,19 +14,16 @@ CONTAINER_MARKS = {"/.dockerenv": "docker", "/run/.containerenv": "podman", "/ru
 def identity(machine):
     hostname = socket.gethostname() if machine.root == "/" else (machine.line("/etc/hostname") or "")
     short = hostname.split(".")[0]
-    fqdn = hostname
     resolves_to = []
     # /etc/hosts only: asking DNS would be network access, and may hang.
     for line in (machine.read("/etc/hosts") or "").splitlines():
         fields = line.split("#")[0].split()
         if len(fields) > 1 and (hostname in fields[1:] or short in fields[1:]):
             resolves_to.append(fields[0])
-            fqdn = next((name for name in fields[1:] if "." in name and name.split(".")[0] == short), fqdn)
     machine_id = machine.line("/etc/machine-id") or machine.line("/var/lib/dbus/machine-id")
     marked = next((name for mark, name in CONTAINER_MARKS.items() if machine.exists(mark)), None)
     return {
         "hostname": hostname,
-        "fqdn": fqdn,
         "hosts_file": resolves_to,
         "machine_id": hashlib.sha256(machine_id.encode()).hexdigest()[:16] if machine_id else None,
         "boot_id": machine.line("/proc/sys/kernel/random/boot_id"),

@@ -51,7 +51,6 @@ def installed(machine):
     engine = machine.venv + SITE_PACKAGES + "/collective_core"
     return {
         "prefix": machine.prefix,
-        "exists": machine.exists(machine.prefix),
         "distrust": distrust(*(machine.path(machine.prefix + name) for name in ("", "/record.json", "/manifest.json"))),
         "manifest": manifest,
         "manifest_error": problem,

@@ -118,7 +118,7 @@ def ssh_connection(variable, interfaces):
     if ours.startswith("::ffff:"):
         ours = ours[len("::ffff:") :]
     carrier = next((entry["name"] for entry in interfaces for cidr in entry["addresses"] if cidr.split("/")[0] == ours), None)
-    return {"client_address": fields[0], "server_address": ours, "server_port": number(fields[3]), "interface": carrier}
+    return {"server_address": ours, "server_port": number(fields[3]), "interface": carrier}
 
 
 MAX_GIDS = 256  # of a port: mlx5 has 255 places, most of them empty

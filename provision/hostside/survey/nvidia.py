@@ -163,7 +163,6 @@ def nvidia(machine):
             "version": version,
             "cuda": cuda,
             "kernel_module": module,
-            "library": smi_driver,
             "open": "Open Kernel Module" in kernel_text,
         }
     modinfo = "" if module else machine.run(["modinfo", "nvidia"])[1]

@@ -54,13 +54,13 @@ def package_manager(machine):
     for path in APT_LOCKS if name == "apt-get" else RPM_LOCKS:
         pid = lock_owner(machine, path)
         if pid is not None:
-            facts["lock"] = {"pid": pid if pid > 0 else None, "command": process_command(machine, pid) if pid > 0 else None, "file": path}
+            facts["lock"] = {"pid": pid if pid > 0 else None, "command": process_command(machine, pid) if pid > 0 else None}
             return facts
     if name in ("dnf", "yum"):
         for path in RPM_PID_FILES:
             pid = number(machine.line(path))
             if pid and machine.exists("/proc/%d" % pid):
-                facts["lock"] = {"pid": pid, "command": process_command(machine, pid), "file": path}
+                facts["lock"] = {"pid": pid, "command": process_command(machine, pid)}
                 return facts
     return facts
 

@@ -4,8 +4,7 @@ import os
 import re
 import stat
 
-from .machine import SECRET_NAME, SETTING, number, once, section
-from .user import running_programs
+from .machine import SECRET_NAME, SETTING, once, section
 
 
 @once
@@ -29,24 +28,14 @@ def file_state(machine, path):
 
 @section("ssh")
 def ssh(machine):
-    settings = {}
-    for name in ["/etc/ssh/sshd_config"] + machine.glob("/etc/ssh/sshd_config.d/*.conf"):
-        for key, value in re.findall(
-            r"^\s*(Port|MaxStartups|MaxSessions|PasswordAuthentication|PermitRootLogin|PubkeyAuthentication)\s+(\S+)",
-            machine.read(name) or "",
-            re.M | re.I,
-        ):
-            settings.setdefault(key.lower(), []).append(value)
+    names = ["/etc/ssh/sshd_config"] + machine.glob("/etc/ssh/sshd_config.d/*.conf")
+    ports = [int(port) for name in names for port in re.findall(r"^\s*Port\s+(\d+)\s*$", machine.read(name) or "", re.M | re.I)] or [22]
     listening = listening_ports(machine)
-    ports = [number(port) for port in settings.pop("port", ["22"])]
     home = machine.home
     names = ["", ".ssh", ".ssh/authorized_keys", ".ssh/config", ".ssh/known_hosts", ".ssh/id_rsa", ".ssh/id_ed25519", ".ssh/id_ecdsa"]
     version = re.search(r"OpenSSH_(\S+?),?\s", machine.run(["ssh", "-V"])[2] + " ")
     return {
-        "sshd": "sshd" in running_programs(machine),
         "ports": [port for port in ports if port in listening],
-        "configured_ports": ports,
-        "settings": {key: values[0] for key, values in settings.items()},
         "client": {"path": machine.which("ssh"), "version": version.group(1) if version else None} if machine.which("ssh") else None,
         "host_keys": [text for text in (machine.line(path) for path in machine.glob("/etc/ssh/ssh_host_*_key.pub")) if text],
         "mesh_key": machine.line(home + "/.ssh/provision_ed25519.pub"),

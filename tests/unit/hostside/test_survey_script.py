@@ -40,11 +40,11 @@ def interpreters() -> list[str]:
 
 
 def run(
-    options: Mapping[str, Any] | str | None = None, *, python: str = sys.executable, env: Mapping[str, str] | None = None
+    options: Mapping[str, Any] | None = None, *, python: str = sys.executable, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     given = dict(env if env is not None else os.environ)
     if options is not None:
-        given["PROVISION_SURVEY_OPTIONS"] = options if isinstance(options, str) else json.dumps(options)
+        given["PROVISION_SURVEY_OPTIONS"] = json.dumps(options)
     return subprocess.run([python, "-"], input=SCRIPT, capture_output=True, text=True, env=given, check=False, timeout=60)
 
 
@@ -115,10 +115,10 @@ def test_facts_of_this_machine_are_true(here: dict[str, Any]) -> None:
     assert here["os"]["id"] == release["ID"].strip('"')
     assert here["arch"] == os.uname().machine
     assert 1 <= here["cpu"]["cores"] <= (os.cpu_count() or 1)
-    assert 0 < here["memory"]["available_mb"] <= here["memory"]["total_mb"]
+    assert here["memory"]["total_mb"] > 0
     before, room, after = shutil.disk_usage("/tmp").free, survey()["disk"]["tmp"]["free_mb"] * 2**20, shutil.disk_usage("/tmp").free
     assert min(before, after) - 2**31 < room < max(before, after) + 2**31, "others write meanwhile"
-    assert here["user"]["uid"] == os.getuid()
+    assert here["user"]["home"] == str(Path("~").expanduser())
     assert abs(here["time"]["epoch"] - time.time()) < 300
     (loopback,) = (entry for entry in here["network"]["interfaces"] if entry["loopback"])
     assert "127.0.0.1/8" in loopback["addresses"]
@@ -145,25 +145,14 @@ def test_no_two_modules_define_the_same_name() -> None:
 def test_a_bare_environment_is_enough() -> None:
     found = survey(env={"PATH": "/usr/bin:/bin"})
     assert found["errors"] == {}
-    assert found["environment"]["path"] == "/usr/bin:/bin"
-
-
-@pytest.mark.parametrize("options", ["{", "[1]", '"x"'])
-def test_broken_options_are_reported_and_the_survey_goes_on(options: str) -> None:
-    found = parse_output(run(options).stdout)
-    assert found["errors"]["options"].startswith("PROVISION_SURVEY_OPTIONS: ")
-    assert found["hostname"]
+    assert found["environment"]["variables"] == {}
 
 
 # -------------------------------------------------------------------------------------------- secrets stay on the host
 
 
-def test_no_secret_leaves_the_host(tmp_path: Path) -> None:
-    (tmp_path / "pip.conf").write_text(
-        "[global]\nindex-url = https://bob:s3cret@pypi.lab/simple\nextra-index-url = https://t0ken@two.lab/\n"
-    )
+def test_no_secret_leaves_the_host() -> None:
     environment = os.environ | {
-        "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
         "PIP_FIND_LINKS": "https://eve:h1dden@three.lab/ /nowhere",
         "https_proxy": "http://u:pr0xy@proxy.lab:3128",
         "NCCL_DEBUG": "INFO",
@@ -171,15 +160,10 @@ def test_no_secret_leaves_the_host(tmp_path: Path) -> None:
         "OMPI_MCA_url": "tcp://x:0mpi@host",
         "AWS_SECRET_ACCESS_KEY": "aws0",
     }
-    environment.pop("PIP_INDEX_URL", None)
-    environment.pop("PIP_EXTRA_INDEX_URL", None)
     text = run(env=environment).stdout
-    for secret in ("s3cret", "t0ken", "h1dden", "pr0xy", "n0token", "0mpi", "aws0"):
+    for secret in ("h1dden", "pr0xy", "n0token", "0mpi", "aws0"):
         assert secret not in text
-    found = parse_output(text)
-    assert found["pip"]["index_url"] == "https://***@pypi.lab/simple"
-    assert "https_proxy" in found["pip"]["proxies"]
-    assert found["environment"]["variables"]["NCCL_DEBUG"] == "INFO"
+    assert parse_output(text)["environment"]["variables"]["NCCL_DEBUG"] == "INFO"
 
 
 # --------------------------------------------------------------------------------------------------- what was installed
@@ -341,7 +325,7 @@ def test_every_mpirun_on_the_path_is_found_in_order(tmp_path: Path) -> None:
 
 def test_the_interface_that_carried_the_login() -> None:
     found = survey(env=os.environ | {"SSH_CONNECTION": "127.0.0.1 50000 127.0.0.1 2222"})["network"]["ssh_connection"]
-    assert found == {"client_address": "127.0.0.1", "server_address": "127.0.0.1", "server_port": 2222, "interface": "lo"}
+    assert found == {"server_address": "127.0.0.1", "server_port": 2222, "interface": "lo"}
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler makes the fake library")

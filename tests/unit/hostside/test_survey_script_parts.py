@@ -40,7 +40,7 @@ def test_the_host_name_in_the_hosts_file(tmp_path: Path) -> None:
         "/etc/machine-id": "abc\n",
     }
     found = survey.identity(machine(tmp_path, files))
-    assert (found["hostname"], found["fqdn"], found["hosts_file"]) == ("node1", "node1.lab", ["127.0.1.1"])
+    assert (found["hostname"], found["hosts_file"]) == ("node1", ["127.0.1.1"])
     assert found["machine_id"] != "abc"
 
 
@@ -82,13 +82,13 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd asimdhp bf16 sve\nCPU part\t: 0xd40\
 
 def test_processors(tmp_path: Path) -> None:
     found = survey.cpu(machine(tmp_path, {"/proc/cpuinfo": X86}))
-    assert (found["model"], found["sockets"], found["logical"], found["physical"]) == ("AMD EPYC 7763", 2, 4, 2)
+    assert (found["model"], found["cores"]) == ("AMD EPYC 7763", 4)
     assert found["flags"] == ["sse4_2", "f16c", "avx", "avx2"]
 
 
 def test_processors_of_arm(tmp_path: Path) -> None:
     found = survey.cpu(machine(tmp_path, {"/proc/cpuinfo": ARM}))
-    assert (found["model"], found["logical"], found["sockets"]) == ("ARM part 0xd40", 2, 1)
+    assert (found["model"], found["cores"]) == ("ARM part 0xd40", 2)
     assert {"neon", "bf16", "sve"} <= set(found["flags"])
 
 
@@ -112,14 +112,10 @@ def test_cgroups_limit_the_cores(tmp_path: Path, groups: str, files: dict[str, s
 
 
 def test_cgroups_limit_the_memory(tmp_path: Path) -> None:
-    files = {"/proc/meminfo": "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\nSwapTotal: 1024 kB\n"}
-    assert survey.memory(machine(tmp_path, files)) == {"total_mb": 8192, "available_mb": 4096, "swap_mb": 1, "limited": False}
-    limit = {
-        "/proc/self/cgroup": "0::/j\n",
-        "/sys/fs/cgroup/j/memory.max": f"{2 << 30}\n",
-        "/sys/fs/cgroup/j/memory.current": f"{1 << 30}\n",
-    }
-    assert survey.memory(machine(tmp_path, limit)) == {"total_mb": 2048, "available_mb": 1024, "swap_mb": 1, "limited": True}
+    files = {"/proc/meminfo": "MemTotal: 8388608 kB\n"}
+    assert survey.memory(machine(tmp_path, files)) == {"total_mb": 8192, "limited": False}
+    limit = {"/proc/self/cgroup": "0::/j\n", "/sys/fs/cgroup/j/memory.max": f"{2 << 30}\n"}
+    assert survey.memory(machine(tmp_path, limit)) == {"total_mb": 2048, "limited": True}
 
 
 @pytest.mark.parametrize(
