@@ -6,14 +6,17 @@ standard input, so no process list shows it.
 
 from __future__ import annotations
 
+import json
 import secrets
+import shlex
 from collections.abc import Mapping, Sequence
 
+from provision.base import resources
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
-from provision.doctor import host_scripts
 from provision.doctor.checks import Reachability
 from provision.inventory import Host
+from provision.remote import ssh
 from provision.remote.session import Session
 from provision.survey import Facts, parse_answer
 
@@ -35,16 +38,17 @@ def check(session: Session, known: Mapping[str, Facts]) -> tuple[dict[str, Reach
     problems: list[Problem] = []
     for group in (able[start : start + GROUP] for start in range(0, len(able), GROUP)):
         if len(group) > 1:
-            outputs = host_scripts.run(session, "reach.py", "Test connections", orders(group, known))
-            for host in group:
-                output = outputs.get(host.name, "")
+            session.progress.stage("Test connections", [host.name for host in group])
+            pythons = {host.name: shlex.quote(known[host.name].python.executable or "python3") for host in group}
+            scripts = {name: resources.inline_command("reach.py", interpreter=python) for name, python in pythons.items()}
+            stdin = {name: json.dumps(order).encode() for name, order in orders(group, known).items()}
+            for name, answer in ssh.run(session, scripts, stdin=stdin).items():
                 try:
-                    connections[host.name] = parse(output)
+                    connections[name] = parse(answer.out or answer.error)
                 except ProvisionError as error:
                     what = f"its connections to the other hosts could not be checked: {error.what}"
-                    problems.append(
-                        Problem("warning", what, host=host.name, message="" if _BEGIN in output else output, id="survey-failed")
-                    )
+                    message = "" if _BEGIN in answer.out else answer.error
+                    problems.append(Problem("warning", what, host=name, message=message, id="survey-failed"))
     return connections, problems
 
 
@@ -55,7 +59,7 @@ def _address(found: Facts) -> str | None:
 
 
 def orders(group: Sequence[Host], known: Mapping[str, Facts]) -> Mapping[str, Mapping[str, object]]:
-    """Host → its input for hostside/reach.py (``order``), and the Python to run that with."""
+    """Host → its input for hostside/reach.py."""
     key = secrets.token_hex(32)
     peers = [
         {
@@ -71,16 +75,13 @@ def orders(group: Sequence[Host], known: Mapping[str, Facts]) -> Mapping[str, Ma
     for number, (host, me) in enumerate(zip(group, peers, strict=True)):
         found = known[host.name]
         made[host.name] = {
-            "python": found.python.executable or "python3",
-            "order": {
-                "key": key,
-                "me": host.name,
-                "address": me["address"],
-                "ports": me["ports"],
-                "seconds": _WAIT_S + len(group) * _WAIT_PER_HOST_S,
-                "ssh": bool(found.mpi.found or found.installed.was_completed),  # mpirun needs it
-                "peers": peers[number + 1 :] + peers[:number],  # each begins with another, so that no host gets all logins at once
-            },
+            "key": key,
+            "me": host.name,
+            "address": me["address"],
+            "ports": me["ports"],
+            "seconds": _WAIT_S + len(group) * _WAIT_PER_HOST_S,
+            "ssh": bool(found.mpi.found or found.installed.was_completed),  # mpirun needs it
+            "peers": peers[number + 1 :] + peers[:number],  # each begins with another, so that no host gets all logins at once
         }
     return made
 

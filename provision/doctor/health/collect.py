@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,9 +13,9 @@ from pydantic import ValidationError
 
 from provision.base import resources
 from provision.base.errors import ProvisionError
-from provision.doctor import host_scripts
 from provision.doctor.health import parsers
 from provision.doctor.health.model import Health, HostAnswer, Test, Unreadable
+from provision.remote import ssh
 from provision.remote.session import Session
 from provision.survey import Facts, parse_answer
 
@@ -45,9 +46,11 @@ class HealthRequest:
 
 def of_hosts(session: Session, known: Mapping[str, Facts], request: HealthRequest) -> dict[str, Health]:
     """Host → its health, of the hosts that answered the survey (``known``)."""
-    orders = {name: {"python": found.python.executable or "python3", "order": request.order()} for name, found in known.items()}
-    outputs = host_scripts.run(session, _SCRIPT, "GPU health", orders, _LONGEST_S) if orders else {}
-    return {name: parse(outputs.get(name, ""), request) for name in orders}
+    session.progress.stage("GPU health", list(known))
+    pythons = {name: shlex.quote(found.python.executable or "python3") for name, found in known.items()}
+    scripts = {name: resources.inline_command(_SCRIPT, interpreter=python) for name, python in pythons.items()}
+    answers = ssh.run(session, scripts, stdin=json.dumps(request.order()).encode(), timeout=_LONGEST_S)
+    return {name: parse(answer.out or answer.error, request) for name, answer in answers.items()}
 
 
 def of_this_machine(request: HealthRequest) -> Health:

@@ -53,21 +53,21 @@ def start(order: dict[str, Any]) -> subprocess.Popen[str]:
 
 
 def test_hosts_reach_each_other() -> None:
-    running = {name: start({**each["order"], "seconds": 30}) for name, each in made(3).items()}
+    running = {name: start({**each, "seconds": 30}) for name, each in made(3).items()}
     answers = {name: reachability.parse(process.communicate(timeout=60)[0]) for name, process in running.items()}
     for name, answer in answers.items():
         assert answer.tcp == {other: {} for other in answers.keys() - {name}}
 
 
 def test_each_port_of_an_absent_peer_has_its_error() -> None:
-    order = made(2)["h0"]["order"]
+    order = made(2)["h0"]
     answer = reachability.parse(start({**order, "seconds": 0.5}).communicate(timeout=60)[0])
     assert answer.port in order["ports"]
     assert answer.tcp == {"h1": dict.fromkeys(order["peers"][0]["ports"], "Connection refused")}
 
 
 def test_a_caller_without_the_key_gets_no_answer_and_disturbs_nobody() -> None:
-    orders = {name: {**each["order"], "seconds": 30} for name, each in made(2).items()}
+    orders = {name: {**each, "seconds": 30} for name, each in made(2).items()}
     first = start(orders["h0"])
     until = time.monotonic() + 25
     while True:
@@ -86,7 +86,7 @@ def test_a_caller_without_the_key_gets_no_answer_and_disturbs_nobody() -> None:
 
 
 def test_another_program_on_the_port_is_not_the_peer() -> None:
-    order = made(2)["h0"]["order"]
+    order = made(2)["h0"]
     (peer,) = order["peers"]
 
     class Other(socketserver.BaseRequestHandler):
@@ -101,9 +101,9 @@ def test_another_program_on_the_port_is_not_the_peer() -> None:
 
 
 def test_orders_have_one_key_for_each_run() -> None:
-    given = {name: each["order"] for name, each in made(4).items()}
+    given = made(4)
     assert len({order["key"] for order in given.values()}) == 1
-    assert made(2)["h0"]["order"]["key"] != given["h0"]["key"]
+    assert made(2)["h0"]["key"] != given["h0"]["key"]
 
 
 @pytest.mark.parametrize(

@@ -219,5 +219,5 @@ def test_every_play_that_runs_modules_names_the_python_of_the_survey() -> None:
         for play in re.split(r"(?m)^- name: ", book.read_text())[1:]:
             is_play = re.search(r"(?m)^  hosts: ", play)
             of_host = set(re.findall(r"(?m)^      (?!name|register|when|vars|loop|changed_when|become)([\w.]+):", play))
-            if is_play and (of_host - {"ansible.builtin.raw", "fed_command", "ansible.builtin.meta"} or "  roles:" in play):
+            if is_play and (of_host - {"ansible.builtin.raw", "ansible.builtin.meta"} or "  roles:" in play):
                 assert "ansible_python_interpreter:" in play or "*driver_vars" in play, f"{book.name}: {play.splitlines()[0]}"
