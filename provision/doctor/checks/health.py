@@ -159,7 +159,7 @@ def _persistence(health: Health) -> Observations:
 
 @health_check("gpu-topology")
 def _topology(health: Health) -> Observations:
-    pairs = health.topology.pairs if health.topology else {}
+    pairs = health.topology
     if not pairs:
         return
     usual, count = Counter(pairs.values()).most_common(1)[0]
@@ -173,7 +173,7 @@ def _topology(health: Health) -> Observations:
 @health_check("gpu-dcgm")
 def _dcgm(health: Health, catalog: Catalog) -> Observations:
     harmless = catalog.gpu_health().dcgm.harmless
-    for each in health.dcgm.results if health.dcgm else ():
+    for each in health.dcgm:
         severity: Severity = "warning" if each.status == "warn" or each.severity in harmless else "error"
         where = f" on GPU {each.gpus}" if each.gpus else ""
         yield Observation(f"{each.test}{where}: {each.text or each.status}", "pass", severity=severity)
@@ -190,7 +190,7 @@ def _bandwidth(health: Health, catalog: Catalog) -> Observations:
     yield from _failed(health, "nvbandwidth")
     limits = catalog.gpu_health().limits
     gpus = list(health.gpus.gpus if health.gpus else ())
-    for test, speeds in (health.bandwidths.tests if health.bandwidths else {}).items():
+    for test, speeds in health.bandwidths.items():
         usual = statistics.median(speeds)
         for number, speed in enumerate(speeds):
             gpu = gpus[number] if len(gpus) == len(speeds) else None

@@ -98,7 +98,6 @@ class Gpu(Answer):
 class Gpus(Answer):
     """What `nvidia-smi -q -x` says. ``attached``: how many GPUs the driver counts."""
 
-    driver: str
     attached: int
     gpus: tuple[Gpu, ...]
 
@@ -111,12 +110,6 @@ class NvlinkOf(Answer):
     active: int = 0
     inactive: int = 0
     errors: dict[str, int] = Field(default_factory=dict)
-
-
-class Topology(Answer):
-    """`nvidia-smi topo -m`: (GPU, GPU) → kind of connection, such as NV18 or SYS."""
-
-    pairs: dict[tuple[int, int], str]
 
 
 class Xid(Answer):
@@ -145,18 +138,6 @@ class DcgmResult(Answer):
     severity: int | None = None
 
 
-class Dcgm(Answer):
-    version: str
-    tests: int
-    results: tuple[DcgmResult, ...]
-
-
-class Bandwidths(Answer):
-    """nvbandwidth: test → GB/s of each GPU."""
-
-    tests: dict[str, tuple[float, ...]]
-
-
 class AllReduce(Answer):
     """nccl-tests' all_reduce_perf. ``busbw``: the largest bus bandwidth of all sizes, in GB/s; ``wrong``: wrong results."""
 
@@ -166,11 +147,10 @@ class AllReduce(Answer):
 
 
 class Unreadable(Answer):
-    """An output that is none of the kind. ``why``: one sentence; ``test``: the test, None for nvidia-smi itself."""
+    """An output that is none of the kind. ``why``: one sentence."""
 
     what: str
     why: str
-    test: Test | None = None
 
 
 class FailedTest(Answer):
@@ -187,6 +167,8 @@ class Health(Answer):
     Attributes:
         devices: NVIDIA's devices on the PCI bus that nvidia-smi should show.
         gpus: None where nvidia-smi said nothing that can be read.
+        topology: of `nvidia-smi topo -m`: (GPU, GPU) → kind of connection, such as NV18 or SYS.
+        bandwidths: of nvbandwidth: test → GB/s of each GPU.
         missing: tests that were asked for and whose program is not installed.
         failed: tests whose program says that they failed; DCGM says it in its document.
         unreadable: what could not be read, and why.
@@ -196,11 +178,11 @@ class Health(Answer):
     devices: int = 0
     gpus: Gpus | None = None
     nvlinks: tuple[NvlinkOf, ...] = ()
-    topology: Topology | None = None
+    topology: dict[tuple[int, int], str] = Field(default_factory=dict)
     xids: tuple[Xid, ...] | None = ()
     rdma: tuple[RdmaPort, ...] = ()
-    dcgm: Dcgm | None = None
-    bandwidths: Bandwidths | None = None
+    dcgm: tuple[DcgmResult, ...] = ()
+    bandwidths: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     allreduce: AllReduce | None = None
     missing: tuple[Test, ...] = ()
     failed: tuple[FailedTest, ...] = ()

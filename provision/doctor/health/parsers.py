@@ -16,8 +16,6 @@ from pydantic import ValidationError
 
 from provision.doctor.health.model import (
     AllReduce,
-    Bandwidths,
-    Dcgm,
     DcgmResult,
     FailedTest,
     Gpu,
@@ -27,7 +25,6 @@ from provision.doctor.health.model import (
     NvlinkOf,
     Output,
     Test,
-    Topology,
     Unreadable,
     Xid,
 )
@@ -76,7 +73,7 @@ def health(answer: HostAnswer, asked: tuple[Test, ...] = ()) -> Health:
             if any(each.test == test for each in failed):
                 return None
             why = "it has invalid values" if isinstance(error, ValidationError) else str(error)
-            unreadable.append(Unreadable(what=name, why=why + _quote(output), test=test))
+            unreadable.append(Unreadable(what=name, why=why + _quote(output)))
             return None
 
     gpus = parsed("nvidia-smi", nvidia_smi)
@@ -85,17 +82,19 @@ def health(answer: HostAnswer, asked: tuple[Test, ...] = ()) -> Health:
     status = parsed("nvlink-status", nvlink_status) if gpus else None
     errors = parsed("nvlink-errors", nvlink_errors) if gpus else None
     bandwidths = parsed("nvbandwidth", nvbandwidth, "nvbandwidth") if "nvbandwidth" in asked else None
-    if bandwidths and (without := [each for each in BANDWIDTH_TESTS if each not in bandwidths.tests]) and not failed:
-        unreadable.append(Unreadable(what="nvbandwidth", why=f"it has no result of {' and '.join(without)}", test="nvbandwidth"))
+    if bandwidths and (without := [each for each in BANDWIDTH_TESTS if each not in bandwidths]) and not failed:
+        unreadable.append(Unreadable(what="nvbandwidth", why=f"it has no result of {' and '.join(without)}"))
     return Health(
         devices=answer.gpus,
         gpus=gpus,
         nvlinks=tuple(each.model_copy(update={"errors": (errors or {}).get(each.gpu, {})}) for each in status or ()),
-        topology=parsed("topology", topology) if gpus and not any(gpu.lost for gpu in gpus.gpus) else None,  # one that is lost fails it
+        topology=(parsed("topology", topology) or {})
+        if gpus and not any(gpu.lost for gpu in gpus.gpus)
+        else {},  # one that is lost fails it
         xids=tuple(xids(answer.kernel_log.lines)) if answer.kernel_log.readable else None,
         rdma=answer.rdma,
-        dcgm=parsed("dcgm", dcgm, "dcgm") if "dcgm" in asked else None,
-        bandwidths=bandwidths,
+        dcgm=(parsed("dcgm", dcgm, "dcgm") or ()) if "dcgm" in asked else (),
+        bandwidths=bandwidths or {},
         allreduce=parsed("allreduce", all_reduce, "allreduce") if "allreduce" in asked else None,
         missing=tuple(missing),
         failed=tuple(failed),
@@ -142,7 +141,6 @@ def nvidia_smi(text: str) -> Gpus:
     if len(found) > MAX_GPUS:
         raise ValueError(f"it lists {len(found)} GPUs")
     return Gpus(
-        driver=root.findtext("driver_version") or root.findtext("kmd_version") or "",
         attached=_number(root, "attached_gpus", int) or 0,
         gpus=tuple(_gpu(each) for each in found),
     )
@@ -274,7 +272,7 @@ def nvlink_errors(text: str) -> dict[int, dict[str, int]]:
     return sums
 
 
-def topology(text: str) -> Topology:
+def topology(text: str) -> dict[tuple[int, int], str]:
     """`nvidia-smi topo -m`, with or without network cards; terminals' colours are ignored."""
     lines = [re.sub(r"\x1b\[[\d;]*m", "", line).split() for line in text.splitlines()]
     header = next((words for words in lines if words and words[0] == "GPU0"), None)
@@ -286,7 +284,7 @@ def topology(text: str) -> Topology:
         if words and words is not header and re.fullmatch(r"GPU\d{1,3}", words[0]) and len(words) > len(columns):
             row = int(words[0][3:])
             pairs |= {(row, column): word[:8] for column, word in zip(columns, words[1:], strict=False) if column > row}
-    return Topology(pairs=pairs)
+    return pairs
 
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{1,20})\): (\d{1,4})\b[, ]*(.*)")
@@ -313,7 +311,7 @@ def xids(lines: tuple[str, ...]) -> Iterator[Xid]:
     yield from found.values()
 
 
-def dcgm(text: str) -> Dcgm:
+def dcgm(text: str) -> tuple[DcgmResult, ...]:
     """`dcgmi diag -j` of DCGM 2 to 4: the latter names entities, and its warnings are objects."""
     begin = text.find("{")
     if begin < 0:
@@ -326,15 +324,12 @@ def dcgm(text: str) -> Dcgm:
     if root is None or not isinstance(root.get("test_categories"), list):
         message = (root or _mapping(document)).get("runtime_error")
         raise ValueError(f"it ran no test: {str(message)[:SHOWN]}" if message else "it ran no test")
-    tests, results = 0, []
+    results: list[DcgmResult] = []
     for category in root["test_categories"]:
         for test in _list(_mapping(category).get("tests")):
             if test is not None:  # DCGM 3 writes nulls between tests
-                tests += 1
                 results += list(_dcgm_results(_mapping(test)))
-    metadata = document.get("metadata")
-    version = root.get("version") or (metadata.get("version") if isinstance(metadata, dict) else "")
-    return Dcgm(version=str(version or "")[:20], tests=tests, results=tuple(results[:200]))
+    return tuple(results[:200])
 
 
 def _dcgm_results(test: Mapping[str, Any]) -> Iterator[DcgmResult]:
@@ -368,7 +363,7 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-def nvbandwidth(text: str) -> Bandwidths:
+def nvbandwidth(text: str) -> dict[str, tuple[float, ...]]:
     """The tests of nvbandwidth that have one row, with a number for each GPU."""
     tests: dict[str, tuple[float, ...]] = {}
     name = ""
@@ -379,7 +374,7 @@ def nvbandwidth(text: str) -> Bandwidths:
             tests[name] = tuple(_finite(word) for word in line.split()[1:] if word != "N/A")[:MAX_GPUS]
     if not tests:
         raise ValueError("it has no result")
-    return Bandwidths(tests=tests)
+    return tests
 
 
 def all_reduce(text: str) -> AllReduce:
