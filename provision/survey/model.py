@@ -140,10 +140,9 @@ class Processors(Section):
 
 
 class Memory(Section):
-    """``limited``: by a control group."""
+    """What the host, or a control group, has."""
 
     total_mb: Number | None = None
-    limited: bool = False
 
 
 class FileSystem(Section):
@@ -388,7 +387,6 @@ class NcclLibrary(Section):
     path: str | None = None
     version: str | None = None
     cuda: str | None = None
-    error: str | None = None
 
 
 class Nccl(Section):

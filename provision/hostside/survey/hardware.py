@@ -64,7 +64,7 @@ def memory(machine):
     total = kib.get("MemTotal", 0) // 1024
     names = [folder + name for folder in cgroup_folders(machine) for name in ("/memory.max", "/memory.limit_in_bytes")]
     limits = [limit >> 20 for limit in map(number, map(machine.line, names)) if limit and limit < total << 20]
-    return {"total_mb": min([total] + limits), "limited": bool(limits)}
+    return {"total_mb": min([total] + limits)}
 
 
 def mount_of(machine, path):
