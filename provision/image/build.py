@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import docker.errors
 from docker import DockerClient
@@ -192,7 +191,7 @@ def _access(settings: Settings, target: Target, mirror: str | None, folder: Path
             path.write_text(content, encoding="utf-8")
             words += ["--secret", f"id={name},src={path}"]
     places = [*(value for name, value in proxies.items() if name != "no_proxy"), *(settings.apt or {}).values(), *sources.split()]
-    if any(_is_loopback(place) for place in places):
+    if any(map(controller_settings.is_loopback, places)):
         words += ["--network", "host"]  # a step's own network does not reach this machine's loopback address
     return words, environment
 
@@ -219,14 +218,6 @@ def _sources(settings: Settings, target: Target, mirror: str | None) -> str:
     listed = target.catalog.os().distribution(distribution)
     codename = listed.codenames.get(version) if listed else None
     return aptsources.sources_list(place, codename) if place and codename else ""
-
-
-def _is_loopback(place: str) -> bool:
-    try:
-        host = urlsplit(place if "://" in place else f"//{place}").hostname or ""
-    except ValueError:
-        return False
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _environment() -> dict[str, str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
-import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from provision.inventory import Inventory
 from provision.plan.model import Plan
 from provision.resolve import network
 from provision.sandbox.containers import ssh_keys
+from provision.sandbox.host_files import private_tar
 from provision.survey import Facts, installed
 
 HOST_KEY = ".provision-sshd/host_ed25519"
@@ -72,18 +71,7 @@ def _templates() -> jinja2.Environment:
 
 def home_archive(files: Mapping[str, str], catalog: Catalog) -> bytes:
     """A tar of these files for the home of the image's user, which only they can read."""
-    uid = catalog.images().user.uid
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for folder in sorted({path.partition("/")[0] for path in files}):
-            entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, 0o700, uid, uid
-            tar.addfile(entry)
-        for path, content in files.items():
-            entry = tarfile.TarInfo(path)
-            entry.size, entry.mode, entry.uid, entry.gid = len(content.encode()), 0o600, uid, uid
-            tar.addfile(entry, io.BytesIO(content.encode()))
-    return buffer.getvalue()
+    return private_tar(sorted({path.partition("/")[0] for path in files}), files, catalog.images().user.uid)
 
 
 def plan_of(inventory: Inventory, facts: Mapping[str, Facts], *, alone: bool, slots: Mapping[str, int] | None = None) -> Plan:

@@ -93,15 +93,17 @@ def sources_for(settings: Settings, release: Mapping[str, str]) -> str:
 
 def archive(files: Mapping[str, str | bytes]) -> bytes:
     """A tar of the files in ``FOLDER``, all of them owned by root and readable by root alone."""
+    return private_tar([FOLDER], {f"{FOLDER}/{name}": content for name, content in files.items()})
+
+
+def private_tar(folders: Iterable[str], files: Mapping[str, str | bytes], uid: int = 0) -> bytes:
+    """A tar of folders and files that only this user can read."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        top = tarfile.TarInfo(FOLDER)
-        top.type, top.mode = tarfile.DIRTYPE, 0o700
-        tar.addfile(top)
-        for name, content in files.items():
-            data = content.encode() if isinstance(content, str) else content
-            entry = tarfile.TarInfo(f"{FOLDER}/{name}")
-            entry.size, entry.mode = len(data), 0o600
+        for path, content in {**dict.fromkeys(folders), **files}.items():
+            entry, data = tarfile.TarInfo(path), content.encode() if isinstance(content, str) else content or b""
+            entry.type, entry.mode = (tarfile.DIRTYPE, 0o700) if content is None else (tarfile.REGTYPE, 0o600)
+            entry.size, entry.uid, entry.gid = len(data), uid, uid
             tar.addfile(entry, io.BytesIO(data))
     return buffer.getvalue()
 

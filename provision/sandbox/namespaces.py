@@ -157,7 +157,7 @@ class NamespaceEngine:
         return _host(sandbox, host, network)
 
     def process(self, host: SandboxHost) -> int:
-        return next(filter(_is_first, _processes(host.container)), 0)
+        return next(filter(is_first, _processes(host.container)), 0)
 
     def public_keys(self, host: SandboxHost) -> str | None:
         upper = _folder_of(host) / "upper"
@@ -273,9 +273,9 @@ def _processes(namespace: str) -> list[int]:
         raise
 
 
-def _is_first(pid: int) -> bool:
-    """Whether it is the first process of a host."""
-    with contextlib.suppress(FileNotFoundError):
+def is_first(pid: int) -> bool:
+    """Whether it is the first process of a host: of a PID namespace right below this one."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return bool(re.search(r"^NSpid:\t\d+\t1$", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"), re.MULTILINE))
     return False
 

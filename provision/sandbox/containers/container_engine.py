@@ -88,22 +88,16 @@ def explain(failure: Exception, step: str) -> ProvisionError:
     return ProvisionError(f"The container engine refused: {text.strip()}", where=step)
 
 
-def unavailable(failure: Exception, environ: dict[str, str] | None = None) -> tuple[str, str]:
-    """Why no engine answers, and what to do.
-
-    Args:
-        failure: what the attempt raised.
-        environ: the environment; the process's own when None.
-    """
-    environ = dict(os.environ) if environ is None else environ
-    address = environ.get("DOCKER_HOST") or DEFAULT_SOCKET
+def unavailable(failure: Exception) -> tuple[str, str]:
+    """Why no engine answers, and what to do. ``failure``: what the attempt raised."""
+    address = os.environ.get("DOCKER_HOST") or DEFAULT_SOCKET
     socket = Path(address.removeprefix("unix://"))
     if _caused_by(failure, PermissionError) and address.startswith("unix://"):
         return (
             f"This user may not use the container engine ({socket}).",
             "Join its group with `sudo usermod -aG docker $USER` and log in again, or use sudo.",
         )
-    if "DOCKER_HOST" in environ:
+    if "DOCKER_HOST" in os.environ:
         return f"No container engine answers at DOCKER_HOST={address}.", "Unset DOCKER_HOST to use this machine's own engine."
     if shutil.which("dockerd") is None and not socket.exists():
         return "No container engine is installed.", "On Debian or Ubuntu: `sudo apt-get install docker.io`."

@@ -148,12 +148,20 @@ def _read_apt_entries(root: Path) -> list[aptsources.Entry]:
     return [entry for path in lists for entry in aptsources.parse(_text(path))]
 
 
+def is_loopback(place: str) -> bool:
+    """Whether an address, with its scheme or without, is on this machine's loopback interface."""
+    try:
+        host = urlsplit(place if "://" in place else f"//{place}").hostname or ""
+    except ValueError:
+        return False
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 def _unreachable(places: Iterable[str]) -> list[str]:
-    hosts = {place: urlsplit(place).hostname or "" for place in places if "://" in place}
     return [
         f"{aptsources.without_logins(place)} is on this machine's loopback address: the hosts will not reach it."
-        for place, host in hosts.items()
-        if host == "localhost" or host.startswith("127.") or host == "::1"
+        for place in dict.fromkeys(places)
+        if "://" in place and is_loopback(place)
     ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from provision.base import signals
 from provision.base.errors import ProvisionError, UsageError
-from provision.sandbox import names
+from provision.sandbox import names, namespaces
 from provision.sandbox.engine import Engine
 from provision.sandbox.gpus import library
 from provision.sandbox.gpus.host import files
@@ -128,9 +127,7 @@ def _is_first_of_host(process: int) -> bool:
     """Whether it is the first process of a container, with mounts of its own: not a process of this machine, which an engine in another
     PID namespace can name by mistake."""
     with suppress(FileNotFoundError, ProcessLookupError):
-        proc = Path("/proc", str(process))
-        if re.search(r"^NSpid:\t\d+\t1$", (proc / "status").read_text(encoding="utf-8"), re.MULTILINE):
-            return (proc / "ns/mnt").readlink() != Path("/proc/self/ns/mnt").readlink()
+        return namespaces.is_first(process) and Path(f"/proc/{process}/ns/mnt").readlink() != Path("/proc/self/ns/mnt").readlink()
     return False
 
 

@@ -491,28 +491,30 @@ def test_known_hosts_name_both_name_and_address():
 # The engine's failures, in words
 
 
-def test_no_permission_for_the_socket():
-    what, hint = container_engine.unavailable(
-        docker.errors.DockerException(requests.exceptions.ConnectionError(PermissionError(13, "denied"))), {}
-    )
+def test_no_permission_for_the_socket(monkeypatch):
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    failure = docker.errors.DockerException(requests.exceptions.ConnectionError(PermissionError(13, "denied")))
+    what, hint = container_engine.unavailable(failure)
     assert "may not use" in what
     assert "usermod -aG docker" in hint
 
 
 def test_engine_not_installed_and_not_running_differ(monkeypatch):
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.setattr(container_engine.shutil, "which", lambda _name: "/usr/sbin/dockerd")
-    what, hint = container_engine.unavailable(docker.errors.DockerException("refused"), {})
+    what, hint = container_engine.unavailable(docker.errors.DockerException("refused"))
     assert "does not run" in what
     assert "Start it" in hint
     monkeypatch.setattr(container_engine.shutil, "which", lambda _name: None)
     monkeypatch.setattr(container_engine.Path, "exists", lambda _path: False)
-    what, hint = container_engine.unavailable(docker.errors.DockerException("no such file"), {})
+    what, hint = container_engine.unavailable(docker.errors.DockerException("no such file"))
     assert "is installed" in what
     assert "apt-get install" in hint
 
 
-def test_remote_engine():
-    what, hint = container_engine.unavailable(docker.errors.DockerException("x"), {"DOCKER_HOST": "tcp://192.0.2.9:2375"})
+def test_remote_engine(monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.9:2375")
+    what, hint = container_engine.unavailable(docker.errors.DockerException("x"))
     assert "tcp://192.0.2.9:2375" in what
     assert "DOCKER_HOST" in hint
 
