@@ -211,5 +211,5 @@ def _by_text(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     return ((text, ("host " if len(hosts) == 1 else "hosts ") + _few(hosts)) for text, hosts in found.items())
 
 
-def _few(names: Sequence[str], most: int = 6) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

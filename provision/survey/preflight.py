@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from provision.base.problems import Problem
-from provision.base.text import duration, joined
+from provision.base.text import counted, duration, joined
 from provision.base.versions import key, minor
 from provision.catalog import Catalog
 from provision.inventory import Host, Inventory
@@ -259,12 +259,12 @@ def _slots(host: Host, facts: Facts) -> Iterator[Problem]:
     if host.slots is None:
         return
     gpus, cores = len(facts.gpus), facts.cpu.cores
-    has = f"host `{host.name}` has {_count(gpus, 'GPU') if gpus else _count(cores or 0, 'core')} but slots={host.slots}"
+    has = f"host `{host.name}` has {counted(gpus, 'GPU') if gpus else counted(cores or 0, 'core')} but slots={host.slots}"
     if hardware.in_mig_mode(facts)[0] and (usable := hardware.ranks(facts)):
         if host.slots > usable:
             hint = f"set slots={usable}, or CUDA_VISIBLE_DEVICES of each rank to another instance's UUID (nvidia-smi -L)"
             yield Problem(
-                "warning", f"{has}; with MIG mode on, {_count(usable, 'rank')} can have a GPU to itself", hint, id="slots-above-gpus"
+                "warning", f"{has}; with MIG mode on, {counted(usable, 'rank')} can have a GPU to itself", hint, id="slots-above-gpus"
             )
     elif gpus and host.slots > gpus:
         yield Problem("error", f"{has}; NCCL refuses two ranks on one GPU", f"set slots={gpus} or less", id="slots-above-gpus")
@@ -335,10 +335,6 @@ def _clocks(known: Mapping[str, Facts], received_at: Mapping[str, float]) -> Ite
             what = f"its clock is {duration(abs(apart))} {'ahead of' if apart > 0 else 'behind'} that of `{reference}`"
             hint = "there: sudo timedatectl set-ntp true (or sudo chronyc makestep)"
             yield Problem("warning", what, hint, host=name, id="clock-skew-make")
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
 def _size(mb: float) -> str:

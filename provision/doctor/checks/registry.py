@@ -98,7 +98,7 @@ def connection_check(name: str) -> Callable[[Callable[[Connections], Observation
     return lambda check: CHECKS.append(Check(name, lambda _, connections, __, ___: check(connections)))
 
 
-def health_check(name: str, severity: Severity | None = None) -> Callable[[Callable[..., Observations]], None]:
+def health_check(name: str) -> Callable[[Callable[..., Observations]], None]:
     """Register a check of the health of one host's GPUs, which is known with `--gpu` only, by the catalogue where the check takes it, too.
     It counts for the host's verdict."""
 
@@ -111,6 +111,6 @@ def health_check(name: str, severity: Severity | None = None) -> Callable[[Calla
                     what = f"the check {name} cannot read this host's outputs: {type(error).__name__}: {str(error)[:160]}"
                     yield Observation(what, "outputs that can be read", host=host, severity="warning", id="gpu-health-unreadable")
 
-        CHECKS.append(Check(name, observe, severity, of_health=True))
+        CHECKS.append(Check(name, observe, of_health=True))
 
     return register
