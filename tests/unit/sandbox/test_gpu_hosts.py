@@ -368,9 +368,9 @@ def test_recorded_outputs_are_those_of_the_profile(name, tmp_path):
 
 
 def test_recorded_outputs_show_links_between_gpus_and_which_of_them_are_there(tmp_path):
-    pairs = parsers.topology(printed(tmp_path, Gpus.requested("v100"), "topo", "-m").stdout).pairs
+    pairs = parsers.topology(printed(tmp_path, Gpus.requested("v100"), "topo", "-m").stdout)
     assert (pairs[0, 3], pairs[0, 1], pairs[0, 7]) == ("NV2", "NV1", "SYS")
-    assert set(parsers.topology(printed(tmp_path, Gpus.requested("l40s:8"), "topo", "-m").stdout).pairs.values()) == {"NODE", "SYS"}
+    assert set(parsers.topology(printed(tmp_path, Gpus.requested("l40s:8"), "topo", "-m").stdout).values()) == {"NODE", "SYS"}
     listed = printed(tmp_path, Gpus.requested("t4:3"), "-L", faults=("gpu-missing",)).stdout
     assert re.findall(r"^GPU (\d): Tesla T4", listed, re.MULTILINE) == ["0", "1"]
     assert "Minor Number                          : 2" in printed(tmp_path, Gpus.requested("t4:3"), "-q", faults=("gpu-missing",)).stdout
