@@ -42,6 +42,8 @@ LARGEST_BYTES = 512 << 20
 # The same on the disk: PyTorch's wheels for CUDA have a few gigabytes.
 LARGEST_FILE_BYTES = 8 << 30
 
+Say = Callable[[str], None]  # is called with a line about what takes long
+
 
 class Unavailable(Exception):
     """Why a file is unavailable from a server; ``whole_server`` when its other files are, too."""
@@ -218,7 +220,7 @@ def fetch(
     *,
     what: str,
     hint: str,
-    say: Callable[[str], None] = lambda _line: None,
+    say: Say = lambda _line: None,
     opener: urllib.request.OpenerDirector | None = None,
 ) -> Path:
     """The file behind ``url`` in the cache, downloaded unless it is there already.

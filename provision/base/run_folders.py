@@ -12,14 +12,10 @@ from provision.base import paths
 LARGEST_FILE = 32 << 20  # bytes of a file that is read; facts and plan of 300 hosts have a few millions
 
 
-def newest_first(folder: Path | None = None) -> list[Path]:
-    """The folders of all runs, by their names, which begin with date and time. A symbolic link (``latest``) is another name of one.
-
-    Args:
-        folder: where they are, by default `paths.runs`.
-    """
+def newest_first() -> list[Path]:
+    """The folders of all runs, by their names, which begin with date and time. A symbolic link (``latest``) is another name of one."""
     try:
-        found = [each for each in (folder or paths.runs()).iterdir() if re.match(r"2\d", each.name)]
+        found = [each for each in paths.runs().iterdir() if re.match(r"2\d", each.name)]
         return sorted((each for each in found if each.is_dir() and not each.is_symlink()), reverse=True)
     except OSError:
         return []

@@ -101,17 +101,14 @@ def _check(target: str, pools: Sequence[Pool]) -> None:
             raise UsageError(f"Ray {RAY} has no build for Python {odd[0]}: expected {', '.join(_RAY_PYTHONS)}", hint=_OTHER_PYTHON)
 
 
-def _joined(shown: Mapping[str, str]) -> str:
-    return ", ".join(f"{title} {value}" for title, value in shown.items())
-
-
 def _node(hostname: str) -> str:
     return hostname.partition(".")[0]
 
 
 def _filled(name: str, pool: Pool, reason: str, others: Sequence[HostPlan]) -> File:
     suffix = Path(name).suffix
-    about = [f"Exported by provision {__version__} from {pool.origin}", _joined(pool.shown), *([reason] if reason else [])]
+    shown = ", ".join(f"{title} {value}" for title, value in pool.shown.items())
+    about = [f"Exported by provision {__version__} from {pool.origin}", shown, *([reason] if reason else [])]
     manifest, variables = f"{pool.prefix}/manifest.json", dict(pool.variables)
     prepare = _template("prepare.py", ".py").render(manifest=manifest, versions=dict(pool.versions), variables=variables)
     environment = f"~/provision-ray-{hashlib.sha256(f'{RAY} {prepare}'.encode()).hexdigest()[:8]}"

@@ -55,10 +55,12 @@ def context(target: Target, *, fetched: bool = False) -> dict[str, File]:
     if host.family == "rhel":  # dnf takes no pattern for a version, so that its list is data
         files["packages/system.txt"] = _lines(made.system)
         files["packages/build.txt"] = _lines(made.build)
-        files["packages/install"] = _script("install")
+        install = resources.folder("images") / "packages/install"
+        files["packages/install"] = File(install.read_bytes(), executable=True)
     for environment in made.environments:
         files[f"python/{environment}/constraints.txt"] = _constraints(target.locked.get(environment, ()))
-    files["python/build/uv.txt"] = _uv_requirement(target)
+    uv = target.catalog.python_packages().uv
+    files["python/build/uv.txt"] = _lines([f"uv=={uv.version} --hash=sha256:{uv.sha256[host.arch]}"])
     files["Dockerfile"] = _filled("dockerfile.j2", _values(made, fetched=fetched))
     files[".dockerignore"] = _lines([RECORD, "plan.json"])
     return dict(sorted(files.items()))
@@ -179,22 +181,12 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'
 
 
-def _script(name: str) -> File:
-    """A script of ours that runs while an image is built."""
-    return File((resources.folder("images") / "packages" / name).read_bytes(), executable=True)
-
-
 def _constraints(entries: Sequence[wheels.Locked]) -> File:
     """Versions and checksums in uv's format; several files of one version are in one line."""
     checksums: dict[str, set[str]] = {}
     for entry in entries:
         checksums.setdefault(f"{entry.name}=={entry.version}", set()).add(f"--hash=sha256:{entry.sha256}")
     return _lines([" ".join([pin, *sorted(checksums[pin])]) for pin in sorted(checksums)])
-
-
-def _uv_requirement(target: Target) -> File:
-    known = target.catalog.python_packages().uv
-    return _lines([f"uv=={known.version} --hash=sha256:{known.sha256[target.host.arch]}"])
 
 
 def _json(value: object) -> File:

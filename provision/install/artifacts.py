@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
 from provision.base import downloads, paths
+from provision.base.downloads import Say
 from provision.base.errors import ProvisionError
 from provision.catalog import Catalog
 from provision.install import builds, engine_builds, from_source, wheels
 from provision.plan.lock import LockedFile
 from provision.plan.model import HostPlan, Plan, Repository, Wheel
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provision.base import downloads
+from provision.base.downloads import Say
 from provision.base.errors import ProvisionError
 from provision.base.text import joined
 from provision.catalog import Catalog
 from provision.catalog.models import NcclTarball, OpenmpiTarball
 from provision.install import builds
 from provision.plan.model import HostPlan, Plan, SourceBuild
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

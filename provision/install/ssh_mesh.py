@@ -12,14 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from provision.inventory import Inventory
-from provision.plan.model import HostPlan, Plan
+from provision.plan.model import PUBLIC_KEY, HostPlan, Plan
 from provision.survey import Facts
 
 # A host's address, port and login, its host keys, and its own public key (None: not known yet).
 Member = dict[str, Any]
 
-# One line, type and base64.
-PUBLIC_KEY = re.compile(r"(ssh|ecdsa|sk)-[\w@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
 WORD = re.compile(r"[^\s\"'*?!]+")
 
 

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -20,6 +20,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from provision.base import aptsources, downloads, paths, uv_support
+from provision.base.downloads import Say
 from provision.base.errors import ProvisionError
 from provision.base.text import duration
 from provision.plan.lock import LockedFile
@@ -28,8 +29,6 @@ _UV_S = 600.0
 #: The releases of glibc that uv has a platform for.
 _GLIBCS = (17, 28, *range(31, 41))
 _HINT = "name an index that has them: --index-url, --wheels"
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -152,10 +152,10 @@ def invalid_limit(parsed: ParsedInventory, limit: str | None) -> Iterator[Proble
     groups = [name for name in parsed.groups if name not in ("all", "ungrouped")]
     for pattern in parsed.unmatched:
         close = difflib.get_close_matches(pattern.lstrip("!&"), names + groups, n=1, cutoff=0.6)
-        hint = f"did you mean `{close[0]}`?" if close else "hosts are " + _few(names)
+        hint = f"did you mean `{close[0]}`?" if close else "hosts are " + few(names)
         yield Problem("error", f"no host or group is called `{pattern}`", hint, where=f"--limit {limit}", id="limit-unknown")
     if not parsed.selected and not parsed.unmatched:
-        yield Problem("error", "it leaves no host", "hosts are " + _few(names), where=f"--limit {limit}", id="limit-empty")
+        yield Problem("error", "it leaves no host", "hosts are " + few(names), where=f"--limit {limit}", id="limit-empty")
 
 
 def whole_number(value: object) -> int | None:
@@ -208,8 +208,9 @@ def _by_text(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     found: dict[str, list[str]] = {}
     for text, host in pairs:
         found.setdefault(text, []).append(f"`{host}`")
-    return ((text, ("host " if len(hosts) == 1 else "hosts ") + _few(hosts)) for text, hosts in found.items())
+    return ((text, ("host " if len(hosts) == 1 else "hosts ") + few(hosts)) for text, hosts in found.items())
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -80,8 +80,8 @@ def _left(inventory: Inventory, stays: Callable[[Host], bool], limit: str) -> In
     """The inventory with those of its hosts that stay. Raises InventoryError where ``limit`` leaves none."""
     hosts = tuple(host for host in inventory.hosts if stays(host))
     if not hosts:
-        names = ", ".join(host.name for host in inventory.hosts[:5]) + (", …" if len(inventory.hosts) > 5 else "")
-        raise InventoryError([Problem("error", "it leaves no host", f"hosts are {names}", where=f"--limit {limit}", id="limit-empty")])
+        hint = "hosts are " + checks.few([host.name for host in inventory.hosts])
+        raise InventoryError([Problem("error", "it leaves no host", hint, where=f"--limit {limit}", id="limit-empty")])
     return replace(inventory, hosts=hosts)
 
 

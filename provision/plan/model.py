@@ -40,6 +40,9 @@ Source = Literal[
     "wheel", "repository", "local_repository", "distribution", "source", "index", "folder", "host", "uv", "bundled", "remove", "leave"
 ]
 
+# An ssh key in facts, which is copied into other hosts' files: one line, type and base64.
+PUBLIC_KEY = re.compile(r"(ssh|ecdsa|sk)-[\w@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
+
 _STRICT = ConfigDict(extra="forbid")
 # A component in JSON has the fields of every source; those that do not apply are empty (see `Component`).
 _COMPONENT = ConfigDict(extra="forbid", json_schema_extra=lambda schema: schema.pop("additionalProperties", None))

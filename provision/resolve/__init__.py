@@ -7,12 +7,11 @@ of them take seconds.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-from provision.plan.model import Component, Driver, Engine, HostPlan, Nccl, Network, OpenMpi, Plan, SourceBuild, Wheel
+from provision.plan.model import PUBLIC_KEY, Component, Driver, Engine, HostPlan, Nccl, Network, OpenMpi, Plan, SourceBuild, Wheel
 from provision.plan.requirements import HostRequirements, Requirements
 from provision.resolve import driver, engine, nccl, network, notes, openmpi, python, torch
 from provision.resolve.host_classes import (
@@ -33,9 +32,6 @@ __all__ = ["HostRequirements", "Requirements", "resolve"]
 
 AnyComponent = TypeVar("AnyComponent", bound=Component)
 ClassPlan = dict[str, Any]  # what all hosts of a class get: the fields of `HostPlan` that do not depend on the single host
-
-# One line, type and base64: the host keys in facts are copied into other hosts' known_hosts.
-_HOST_KEY = re.compile(r"(ssh|ecdsa|sk)-[\w@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
 
 
 def resolve(
@@ -192,7 +188,7 @@ def _host_plan(
         login=host.user.name or "",
         # The port that our own connection uses, else one that sshd listens on.
         ssh_port=int(host.network.ssh_connection.server_port or next(iter(host.ssh.ports), 22)),
-        ssh_host_keys=tuple(each for each in host.ssh.host_keys if _HOST_KEY.fullmatch(each)),
+        ssh_host_keys=tuple(each for each in host.ssh.host_keys if PUBLIC_KEY.fullmatch(each)),
         network=network,
         driver=driver,
         interpreter=host.python.executable or "/usr/bin/python3",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from provision.base import aptsources, paths
+from provision.base.downloads import Say
 from provision.base.errors import ProvisionError
 from provision.base.versions import minor
 from provision.install import artifacts, engine_builds, wheels
@@ -22,8 +23,6 @@ from provision.plan.options import Options
 from provision.remote import ssh
 from provision.remote.session import Session
 from provision.survey import Facts
-
-Say = Callable[[str], None]
 
 _APT_FILES_TIMEOUT_S = 600.0  # a host's list of packages has some megabytes
 
