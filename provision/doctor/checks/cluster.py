@@ -7,6 +7,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
+from provision.base.problems import Severity
 from provision.base.text import joined
 from provision.doctor.checks.registry import Connections, Hosts, Observation, Observations, cluster_check, connection_check
 from provision.survey import Facts
@@ -25,29 +26,26 @@ def _differing(hosts: Hosts, what: str, value: Callable[[Facts], object]) -> Obs
             yield Observation(f"{what} is {found}", f"{usual}, as on {like}", host=name)
 
 
-def _packages(name: str) -> Callable[[Facts], object]:
-    return lambda facts: facts.installed.packages.get(name)
+def _first_open_mpi(facts: Facts) -> object:
+    return next((each.version for each in facts.mpi.found if each.path == facts.mpi.first and each.flavour == "openmpi"), None)
 
 
-@cluster_check("driver-differs")
-def _driver(hosts: Hosts) -> Observations:
-    yield from _differing(hosts, "the NVIDIA driver", lambda facts: facts.driver.version if facts.driver else None)
+def _same(name: str, what: str, value: Callable[[Facts], object], severity: Severity | None = None) -> None:
+    """Register a check that a value is the same on all hosts."""
+    cluster_check(name, severity)(lambda hosts: _differing(hosts, what, value))
 
 
-@cluster_check("nccl-version-mismatch-hosts", "warning")
-def _nccl(hosts: Hosts) -> Observations:
-    yield from _differing(hosts, "NCCL", lambda facts: next((each.version for each in facts.nccl.libraries), None))
-
-
-@cluster_check("ompi-version-mismatch")
-def _open_mpi(hosts: Hosts) -> Observations:
-    """mpirun starts what the non-interactive PATH finds; what we installed is started by its path."""
-
-    def first(facts: Facts) -> object:
-        return next((each.version for each in facts.mpi.found if each.path == facts.mpi.first and each.flavour == "openmpi"), None)
-
-    yield from _differing(hosts, "the Open MPI that mpirun finds first", first)
-    yield from _differing(hosts, "the installed Open MPI", _packages("openmpi"))
+_same("driver-differs", "the NVIDIA driver", lambda facts: facts.driver.version if facts.driver else None)
+_same("nccl-version-mismatch-hosts", "NCCL", lambda facts: next((each.version for each in facts.nccl.libraries), None), "warning")
+# mpirun starts what the non-interactive PATH finds; what we installed is started by its path.
+_same("ompi-version-mismatch", "the Open MPI that mpirun finds first", _first_open_mpi)
+_same("ompi-version-mismatch", "the installed Open MPI", lambda facts: facts.installed.packages.get("openmpi"))
+_same(
+    "python-version-differs", "the environment's Python", lambda facts: ".".join((facts.installed.venv.python_version or "").split(".")[:2])
+)
+_same("torch-differs", "PyTorch", lambda facts: facts.installed.packages.get("torch"))
+_same("engine-differs", "the engine", lambda facts: facts.installed.packages.get("collective_core"))
+_same("mtu-differs", "the MTU of its network", lambda facts: picked.mtu if (picked := _picked(facts)) else None)
 
 
 @cluster_check("orte-unpack-past-end", "warning")
@@ -55,24 +53,6 @@ def _hwloc(hosts: Hosts) -> Observations:
     """Only where Open MPI is the distribution's, which uses the system's hwloc."""
     distribution = {name: facts for name, facts in hosts.items() if any("openmpi" in package for package in facts.packages)}
     yield from _differing(distribution, "hwloc", lambda facts: next((each.file for each in facts.hwloc.libraries), None))
-
-
-@cluster_check("python-version-differs")
-def _python(hosts: Hosts) -> Observations:
-    def minor(facts: Facts) -> object:
-        return ".".join((facts.installed.venv.python_version or "").split(".")[:2])
-
-    yield from _differing(hosts, "the environment's Python", minor)
-
-
-@cluster_check("torch-differs")
-def _torch(hosts: Hosts) -> Observations:
-    yield from _differing(hosts, "PyTorch", _packages("torch"))
-
-
-@cluster_check("engine-differs")
-def _engine(hosts: Hosts) -> Observations:
-    yield from _differing(hosts, "the engine", _packages("collective_core"))
 
 
 @cluster_check("hostname-loopback-mpi", "warning")
@@ -119,11 +99,6 @@ def _bridges(hosts: Hosts) -> Observations:
             name, bridge = next(iter(owners.items()))
             what = f"{cidr} ({bridge}) exists on {' and '.join(owners)}, and no setting excludes it from Open MPI"
             yield Observation(what, "btl_tcp_if_include = the hosts' network", host=name)
-
-
-@cluster_check("mtu-differs")
-def _mtu(hosts: Hosts) -> Observations:
-    yield from _differing(hosts, "the MTU of its network", lambda facts: picked.mtu if (picked := _picked(facts)) else None)
 
 
 def _picked(facts: Facts) -> Interface | None:
