@@ -387,6 +387,7 @@ class NcclLibrary(Section):
     path: str | None = None
     version: str | None = None
     cuda: str | None = None
+    error: str | None = None
 
 
 class Nccl(Section):

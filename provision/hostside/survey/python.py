@@ -30,33 +30,28 @@ def _environment():
     return "venv" if sys.prefix != sys.base_prefix else None
 
 
-def pip_settings(machine):
-    """pip's settings for the login user: system file, user files, then the environment; later ones win."""
+def find_links(machine):
+    """pip's setting for the login user: system file, user files, then the environment; later ones win."""
     home = machine.home
     files = [os.path.join(folder, "pip", "pip.conf") for folder in machine.env.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")]
     files += ["/etc/pip.conf", home + "/.pip/pip.conf", machine.env.get("XDG_CONFIG_HOME", home + "/.config") + "/pip/pip.conf"]
-    if machine.env.get("PIP_CONFIG_FILE"):
-        files.append(machine.env["PIP_CONFIG_FILE"])
-    settings = {}
+    files += filter(None, [machine.env.get("PIP_CONFIG_FILE")])
+    found = ""
     for name in files:
         parser = configparser.RawConfigParser(strict=False)
         try:
             parser.read_string(machine.read(name) or "")
         except configparser.Error:
             continue
-        for part in ("global", "install"):
-            if parser.has_section(part):
-                settings.update({key.replace("_", "-"): value for key, value in parser.items(part)})
-    for key, value in machine.env.items():
-        if key.startswith("PIP_"):
-            settings[key[4:].lower().replace("_", "-")] = value
-    return settings
+        for part, option in ((part, option) for part in ("global", "install") for option in ("find_links", "find-links")):
+            found = parser.get(part, option, fallback=found)
+    return machine.env.get("PIP_FIND_LINKS", found).split()
 
 
 @section("pip")
 def pip(machine):
-    find_links = pip_settings(machine).get("find-links", "").split()
-    folders = [link[len("file://") :] if link.startswith("file://") else link for link in find_links if not re.match(r"https?://", link)]
+    links = [link for link in find_links(machine) if not re.match(r"https?://", link)]
+    folders = [link[len("file://") :] if link.startswith("file://") else link for link in links]
     wheels = []
     for folder in folders:
         wheels += [name for name in machine.listdir(folder) if re.match(r"torch-.*\.whl$", name)]

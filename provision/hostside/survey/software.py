@@ -27,15 +27,15 @@ def ldconfig_entries(machine):
 # The CUDA of a build is in its banner; the file is mapped, not read whole.
 NCCL_PROBE = """
 import ctypes, json, mmap, re, sys
-out = {"version": None, "cuda": None}
+out = {"version": None, "cuda": None, "error": None}
 try:
     library = ctypes.CDLL(sys.argv[1])
     n = ctypes.c_int()
     if library.ncclGetVersion(ctypes.byref(n)) == 0:
         v = n.value
         out["version"] = "%d.%d.%d" % ((v // 10000, v % 10000 // 100, v % 100) if v >= 10000 else (v // 1000, v % 1000 // 100, v % 100))
-except (OSError, AttributeError):
-    pass
+except (OSError, AttributeError) as error:
+    out["error"] = str(error)
 with open(sys.argv[1], "rb") as file:
     banner = re.search(rb"NCCL version (\\d+\\.\\d+\\.\\d+)[^\\0+]*\\+cuda(\\d+\\.\\d+)", mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 if banner:
@@ -46,11 +46,12 @@ print(json.dumps(out))
 
 
 def probe_nccl(machine, path):
-    output = machine.run([sys.executable, "-c", NCCL_PROBE, path])[1]
+    status, output, complaint = machine.run([sys.executable, "-c", NCCL_PROBE, path])
     try:
-        return dict(json.loads(output), path=path)
-    except ValueError:  # loading it has ended the process
-        return {"version": None, "cuda": None, "path": path}
+        answer = json.loads(output)
+    except ValueError:
+        answer = {"version": None, "cuda": None, "error": complaint.strip()[-300:] or "exit status %s" % status}
+    return dict(answer, path=path)
 
 
 def distinct_files(paths):
