@@ -37,7 +37,7 @@ _START_S = 120.0
 _CLEAN_UP_S = 120.0
 _COPY_S = 3600.0
 _MARK = "===PROVISION==="  # a login may print something first
-_NO_ENGINE, _REFUSED, _SSH_ITSELF = 71, 72, 255  # exit codes
+_NO_ENGINE, _REFUSED = 71, 72  # exit codes
 PORTS = range(20000, 32768)  # below those that Linux uses for outgoing connections
 _TRIES = 20
 _UNLIMITED = ("--ulimit", "memlock=-1:-1")  # an engine without the right to raise limits refuses it
@@ -121,12 +121,9 @@ def _attributes_here(image: str) -> local_images.Attributes | None:
 
 def _facts(session: Session) -> dict[str, Facts]:
     survey = collect.survey_hosts(session)
-    absent = [host.name for host in session.inventory.hosts if host.name not in survey.hosts]
     for problem in survey.problems:
-        if problem.host in absent:  # the others' problems are about installing
+        if problem.host not in survey.hosts:  # the others' problems are about installing
             raise ProvisionError(problem.what, where=problem.host, hint=problem.hint)
-    if absent:
-        raise ProvisionError("missing facts", where=", ".join(absent), hint="leave it out: --limit")
     return survey.hosts
 
 
@@ -156,7 +153,7 @@ def engine_problem(session: Session, name: str, answer: ssh.Answer) -> tuple[str
         return what, f"let that user: sudo usermod -aG docker {host.user or '$USER'}, and log in again"
     if answer.code == _REFUSED:
         return f"its container engine does not answer: {error}", "start it there: sudo systemctl start docker"
-    if answer.code == _SSH_ITSELF:
+    if answer.code == ssh.UNREACHABLE:
         problem = collect.connection_problem(host, answer.err, session.catalog)
         return problem.what, problem.hint or ""
     return f"its container engine cannot be used: {answer.error}", "see there: docker info"

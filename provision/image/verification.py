@@ -110,9 +110,8 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
 
 def _check(session: Session, options: SmokeOptions, info: local_images.ImageInfo, verdict: Verdict) -> None:
     survey = collect.survey_hosts(session)
-    absent = [host.name for host in session.inventory.hosts if host.name not in survey.hosts]
-    if absent:
-        verdict.faults += [problem for problem in survey.problems if problem.host in absent]
+    if absent := [problem for problem in survey.problems if problem.host not in survey.hosts]:
+        verdict.faults += absent
         return
     # The survey's preflight problems do not count: they are about installing, which is done.
     known = {name: facts_of_container(facts) for name, facts in survey.hosts.items()}
