@@ -5,6 +5,7 @@ A URL that answers 404, or a file with another checksum, ends the run here.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import zipfile
 from dataclasses import dataclass, replace
@@ -184,13 +185,11 @@ def _nccl_local(plan: Plan, folder: Path, given: Path | None) -> Path | None:
 
 def with_checksums(plan: Plan, folder: Path | None) -> Plan:
     """The plan with the checksums of the user's wheels. Only planned ones are read, since they are large."""
-    made: dict[int, Wheel] = {}  # hosts share the plan's objects
 
+    @functools.cache  # hosts share the plan's objects
     def checked(torch: Wheel) -> Wheel:
-        if id(torch) not in made:
-            known = torch.sha256 if folder is None or torch.file is None or torch.sha256 else downloads.digest(folder / torch.file)
-            made[id(torch)] = replace(torch, sha256=known)
-        return made[id(torch)]
+        known = torch.sha256 if folder is None or torch.file is None or torch.sha256 else downloads.digest(folder / torch.file)
+        return replace(torch, sha256=known)
 
     hosts = {
         name: replace(host, torch=checked(host.torch)) if host.torch and host.torch.file else host for name, host in plan.hosts.items()

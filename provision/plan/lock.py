@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Annotated, Any
 
 from packaging.utils import canonicalize_name
@@ -342,9 +343,10 @@ class Lock:
             if name in _NOT_LOCKED:
                 continue
             locked = {host: entry.identity for entry in self.components.get(name, ()) for host in entry.hosts}
-            variant = _variant_of_shared()
+            variant = cache(LockedComponent.of)  # hosts share components
             for host in plan.hosts.values():
-                old, new = locked.get(host.name), variant(getattr(host, name))
+                component: Component | None = getattr(host, name)
+                old, new = locked.get(host.name), component and variant(component)
                 if new != old:
                     lines.setdefault(f"{name} {_change(old, new)}", []).append(host.name)
         return [f"{line} on {', '.join(hosts)}" for line, hosts in lines.items()]
@@ -394,20 +396,6 @@ def digest(body: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _variant_of_shared() -> Callable[[Component | None], LockedComponent | None]:
-    """`LockedComponent.of`, made once for each object: thousands of hosts share the components of a plan."""
-    made: dict[int, LockedComponent] = {}
-
-    def variant(component: Component | None) -> LockedComponent | None:
-        if component is None:
-            return None
-        if id(component) not in made:
-            made[id(component)] = LockedComponent.of(component)
-        return made[id(component)]
-
-    return variant
-
-
 def _variants(name: ComponentName, plan: Plan, others: set[str], previous: Lock | None) -> list[LockedComponent]:
     """The variants of a component that the plan's hosts have, and those that ``others`` had before.
 
@@ -415,12 +403,12 @@ def _variants(name: ComponentName, plan: Plan, others: set[str], previous: Lock 
     """
     found = {entry.identity: entry for entry in previous.components.get(name, ())} if previous else {}
     hosts = {identity: [host for host in entry.hosts if host in others] for identity, entry in found.items()}
-    variant = _variant_of_shared()
+    variant = cache(LockedComponent.of)  # hosts share components
     for host in plan.hosts.values():
         component: Component | None = getattr(host, name)
-        identity = variant(component)
-        if component is None or identity is None:
+        if component is None:
             continue
+        identity = variant(component)
         if identity not in found:
             found[identity] = identity.model_copy(update={"why": component.why})
         hosts.setdefault(identity, []).append(host.name)
