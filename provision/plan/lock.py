@@ -346,7 +346,7 @@ class Lock:
             variant = cache(LockedComponent.of)  # hosts share components
             for host in plan.hosts.values():
                 component: Component | None = getattr(host, name)
-                old, new = locked.get(host.name), component and variant(component)
+                old, new = locked.get(host.name), variant(component) if component else None
                 if new != old:
                     lines.setdefault(f"{name} {_change(old, new)}", []).append(host.name)
         return [f"{line} on {', '.join(hosts)}" for line, hosts in lines.items()]
