@@ -81,6 +81,7 @@ def health(answer: HostAnswer, asked: tuple[Test, ...] = ()) -> Health:
         unreadable.append(Unreadable(what="nvidia-smi", why="it is not installed"))
     status = parsed("nvlink-status", nvlink_status) if gpus else None
     errors = parsed("nvlink-errors", nvlink_errors) if gpus else None
+    pairs = parsed("topology", topology) if gpus and not any(gpu.lost for gpu in gpus.gpus) else None  # one that is lost fails it
     bandwidths = parsed("nvbandwidth", nvbandwidth, "nvbandwidth") if "nvbandwidth" in asked else None
     if bandwidths and (without := [each for each in BANDWIDTH_TESTS if each not in bandwidths]) and not failed:
         unreadable.append(Unreadable(what="nvbandwidth", why=f"it has no result of {' and '.join(without)}"))
@@ -88,9 +89,7 @@ def health(answer: HostAnswer, asked: tuple[Test, ...] = ()) -> Health:
         devices=answer.gpus,
         gpus=gpus,
         nvlinks=tuple(each.model_copy(update={"errors": (errors or {}).get(each.gpu, {})}) for each in status or ()),
-        topology=(parsed("topology", topology) or {})
-        if gpus and not any(gpu.lost for gpu in gpus.gpus)
-        else {},  # one that is lost fails it
+        topology=pairs or {},
         xids=tuple(xids(answer.kernel_log.lines)) if answer.kernel_log.readable else None,
         rdma=answer.rdma,
         dcgm=(parsed("dcgm", dcgm, "dcgm") or ()) if "dcgm" in asked else (),
@@ -140,10 +139,7 @@ def nvidia_smi(text: str) -> Gpus:
     found = root.findall("gpu")
     if len(found) > MAX_GPUS:
         raise ValueError(f"it lists {len(found)} GPUs")
-    return Gpus(
-        attached=_number(root, "attached_gpus", int) or 0,
-        gpus=tuple(_gpu(each) for each in found),
-    )
+    return Gpus(attached=_number(root, "attached_gpus", int) or 0, gpus=tuple(_gpu(each) for each in found))
 
 
 def _gpu(node: ElementTree.Element) -> Gpu:
