@@ -16,7 +16,7 @@ from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.doctor.checks import Reachability
 from provision.inventory import Host
-from provision.remote import ssh
+from provision.remote import ansible, ssh
 from provision.remote.session import Session
 from provision.survey import Facts, parse_answer
 
@@ -42,9 +42,9 @@ def check(session: Session, known: Mapping[str, Facts]) -> tuple[dict[str, Reach
             pythons = {host.name: shlex.quote(known[host.name].python.executable or "python3") for host in group}
             scripts = {name: resources.inline_command("reach.py", interpreter=python) for name, python in pythons.items()}
             stdin = {name: json.dumps(order).encode() for name, order in orders(group, known).items()}
-            for name, answer in ssh.run(session, scripts, stdin=stdin).items():
+            for name, answer in ssh.run(session, scripts, stdin=stdin, timeout=ansible.ANSWER_S).items():
                 try:
-                    connections[name] = parse(answer.out or answer.error)
+                    connections[name] = parse(answer.out if _BEGIN in answer.out else answer.err or answer.error)
                 except ProvisionError as error:
                     what = f"its connections to the other hosts could not be checked: {error.what}"
                     message = "" if _BEGIN in answer.out else answer.error

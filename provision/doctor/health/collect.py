@@ -46,11 +46,14 @@ class HealthRequest:
 
 def of_hosts(session: Session, known: Mapping[str, Facts], request: HealthRequest) -> dict[str, Health]:
     """Host → its health, of the hosts that answered the survey (``known``)."""
+    if not known:
+        return {}
     session.progress.stage("GPU health", list(known))
     pythons = {name: shlex.quote(found.python.executable or "python3") for name, found in known.items()}
     scripts = {name: resources.inline_command(_SCRIPT, interpreter=python) for name, python in pythons.items()}
     answers = ssh.run(session, scripts, stdin=json.dumps(request.order()).encode(), timeout=_LONGEST_S)
-    return {name: parse(answer.out or answer.error, request) for name, answer in answers.items()}
+    said = {name: answer.out if _BEGIN in answer.out else answer.err or answer.error for name, answer in answers.items()}
+    return {name: parse(text, request) for name, text in said.items()}
 
 
 def of_this_machine(request: HealthRequest) -> Health:

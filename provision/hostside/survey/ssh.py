@@ -29,7 +29,7 @@ def file_state(machine, path):
 @section("ssh")
 def ssh(machine):
     names = ["/etc/ssh/sshd_config"] + machine.glob("/etc/ssh/sshd_config.d/*.conf")
-    ports = [int(port) for name in names for port in re.findall(r"^\s*Port\s+(\d+)\s*$", machine.read(name) or "", re.M | re.I)] or [22]
+    ports = [int(port) for name in names for port in re.findall(r"^\s*Port\s+(\d+)\b", machine.read(name) or "", re.M | re.I)] or [22]
     listening = listening_ports(machine)
     home = machine.home
     names = ["", ".ssh", ".ssh/authorized_keys", ".ssh/config", ".ssh/known_hosts", ".ssh/id_rsa", ".ssh/id_ed25519", ".ssh/id_ecdsa"]
