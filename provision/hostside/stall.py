@@ -37,6 +37,7 @@ LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_NTASKS", "", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
 )
 MAX_RANKS, MAX_PROCESSES, MAX_THREADS, MAX_FRAMES, LONGEST, MAX_DUMP = 256, 24, 48, 60, 300, 16 << 20
+MAX_FILES = 4096
 SPY_S, WATCH_S, PARALLEL = 5.0, 3.0, 4
 # System calls that wait: x86_64, aarch64, and what their first argument is.
 CALLS = {
@@ -50,6 +51,9 @@ CALLS = {
     "restart_syscall": (219, 128, ""), "rt_sigtimedwait": (128, 137, ""), "pause": (34, None, ""), "semop": (65, 193, ""), "semtimedop": (220, 192, ""),
 }  # fmt: skip
 NUMBERS = {number[0 if platform.machine() == "x86_64" else 1]: (name, number[2]) for name, number in CALLS.items()}
+# An event of the engine's recorder (csrc/base/recorder.h): state, process set, number, ..., bytes, kind, ..., name.
+EVENT, HEAD_BYTES, RING, RUNNING, RECENT = struct.Struct("=IiQ32xQB7x72s"), 120, 8192, 1, 64
+KINDS = ("allreduce", "allgather", "broadcast", "barrier", "alltoall", "reducescatter", "join")
 TICKS = os.sysconf("SC_CLK_TCK")
 TCP_STATES = {"01": "established", "02": "connecting", "03": "accepting", "04": "closing", "08": "closed by the peer", "0A": "listening"}
 
@@ -181,14 +185,49 @@ def connections(place):
     return {fields[9]: fields for fields in lines if len(fields) > 9}
 
 
-def socket_of(pid, inode):
+def operations(pid):
+    """What the engine of a process runs, as its recorder says: ``allreduce 'loss' of process set 1``."""
+    mapped = re.search(rb"^([0-9a-f]+)-\S+ r.* /memfd:collective_flight ", read("/proc/%d/maps" % pid, 8 << 20), re.MULTILINE)
+    at = int(mapped.group(1), 16) if mapped else 0
+    head = memory(pid, at, HEAD_BYTES) if mapped else b""
+    if len(head) < HEAD_BYTES or head[:8] != b"ccfr0001":
+        return ""
+    newest, found = struct.unpack_from("=Q", head, 40)[0], set()
+    for number in range(max(1, newest + 1 - RECENT), newest + 1):
+        event = memory(pid, at + HEAD_BYTES + (number - 1) % RING * EVENT.size, EVENT.size)
+        state, process_set, _, _, kind, name = EVENT.unpack(event) if len(event) == EVENT.size else (0, 0, 0, 0, 0, b"")
+        if state == RUNNING and kind < len(KINDS):
+            of = " of process set %d" % process_set if process_set else ""
+            found.add("%s '%s'%s" % (KINDS[kind], name.split(b"\0")[0].decode(errors="replace"), of))
+    return text(", ".join(sorted(found)[:4]))
+
+
+def connection(pid, inode):
     is_ours = link("/proc/%d/ns/net" % pid) == link("/proc/self/ns/net")
-    fields = connections("/proc/%s/net/" % ("self" if is_ours else pid)).get(inode)
+    return connections("/proc/%s/net/" % ("self" if is_ours else pid)).get(inode)
+
+
+def socket_of(pid, inode):
+    fields = connection(pid, inode)
     if fields is None:
         return {}
     peer, state, queued = address_of(fields[2]), TCP_STATES.get(fields[3], "closing"), [int(each, 16) for each in fields[4].split(":")]
     waits = "".join(", %d bytes not %s" % each for each in zip(queued, ("acknowledged", "read")) if each[0])
     return {"peer": peer, "socket": "%s to %s, %s%s" % (address_of(fields[1]), peer, state, waits)}
+
+
+def unanswered(pid):
+    """Connections of a process on which bytes were sent again, and are not acknowledged: the peer does not get them, or its answers are lost."""
+    found = []
+    try:
+        for name in os.listdir("/proc/%d/fd" % pid)[:MAX_FILES]:
+            inode = link("/proc/%d/fd/%s" % (pid, name))[len("socket:[") : -1]
+            fields = connection(pid, inode)
+            if fields and fields[3] == "01" and fields[5].startswith("01:") and int(fields[6], 16):  # established; the timer to send again runs
+                found.append(socket_of(pid, inode)["socket"])
+    except OSError:
+        pass  # it has ended, or is another user's
+    return sorted(found)[:4]
 
 
 def on_mount(pid, path):
@@ -306,7 +345,8 @@ def examined(pid, parent, before, frames, why, passed):
         thread.update(busy=round(max(0, ticks - old[0]) / TICKS / passed, 3), switches=max(0, switches - old[1]), frames=frames.get(tid, []))
         thread["waits_in"] = text(read(place + "wchan").strip(b"\0 \n0"))
         threads.append(dict(thread, **call_of(pid, tid)))
-    return {"pid": pid, "parent": parent, "tracer": tracer, "threads": threads, "no_stacks": why}
+    found = {"pid": pid, "parent": parent, "tracer": tracer, "threads": threads, "no_stacks": why}
+    return dict(found, operations=operations(pid), unanswered=unanswered(pid))
 
 
 def watched(processes, chosen, spy, until):

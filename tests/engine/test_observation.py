@@ -108,6 +108,7 @@ def test_a_rank_that_waits_names_whom_it_waits_for(launch, n, hosts):
     if hosts == 1:
         assert all(line.startswith("collective_core: rank 0 (host") for line in warnings), warnings
     assert any(f"in allreduce 'loss' (float32[10]) for rank {n - 1} (host " in line and f"pid {late})" in line for line in warnings)
+    assert outcome.reports()[n - 1]["running"] == "allreduce 'loss'", "not what `provision doctor --job` reads of the recorder"
 
 
 @pytest.mark.parametrize(("hosts", "backend", "awaited"), slow_but_last((1, "mpi", "its data to move"), (2, "engine", "rank 1 (host ")))

@@ -113,6 +113,10 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         made.state = "works" if all(place.kind == "sleep" for place in elsewhere) else "stalled"  # none keeps another waiting
     elif [place.kind for place in places] == ["network"]:
         made.state, made.said = "works", f"{_said(waiting)}; no other rank is there: it waits for a server"
+    elif lost := [place for place in waiting if place.unanswered]:  # what its ends have come to differs
+        what = f"the network loses what rank {lost[0].rank} on {lost[0].host} sends, or the answers"
+        made.said = f"{_said(waiting)}, and none is elsewhere: {what}: {lost[0].unanswered}"
+        made.steps = [*_known().steps["same"][1:]]
     elif len(groups := sorted(grouped(waiting), key=len)) > 1:
         # As many here as there: each may be the one that is wrong.
         odd = [group for group in groups if len(group) < len(groups[-1]) or len(groups[0]) == len(groups[-1])]
@@ -125,8 +129,7 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         made.said = f"the ranks wait at one line, which they have called at different ones: {'; '.join(parts)}"
         made.steps = [*_known().steps["order"], *_known().steps["same"]]  # the callers may differ where nothing is wrong
     else:
-        unsent = [line for place in waiting for line in place.evidence if "not acknowledged" in line]
-        made.said = f"{_said(waiting)}, and none is elsewhere: " + (unsent[0] if unsent else "another shape on one of them, or the network")
+        made.said = f"{_said(waiting)}, and none is elsewhere: another shape on one of them, or the network"
         made.state, made.steps = "works" if "MPI_" in waiting[0].doing else "stalled", [*_known().steps["same"]]  # MPI's ranks may go on
     if made.missing and made.suspects != missing:
         made.said += f"; {_ranks(missing)} cannot be found on these hosts"
@@ -147,8 +150,10 @@ def place_of(host: str, rank: Rank) -> Place:
     kind, operation = _kind(thread)
     if kind == "hidden" and any(_EXECUTORS.search(frame.file) for frame in thread.frames[:1]) and any(map(_is_busy, main.threads[1:])):
         kind, operation = "busy", ""
-    place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=_doing(kind, operation, thread), line=_line(thread))
-    place.holder = thread.holder
+    kind = "collective" if kind == "hidden" and main.operations else kind
+    doing = _doing(kind, (kind == "collective" and main.operations) or operation, thread)  # the engine knows the tensor and the process set
+    place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=doing, line=_line(thread))
+    place.holder, place.unanswered = thread.holder, next(iter(main.unanswered), "")
     place.at = operation if kind in ("network", "client", "loader", "child") else place.doing
     place.caller = _line(thread, 1)
     place.alone = kind == "network" and bool(place.line) and not any("/torch/distributed/" in frame.file for frame in thread.frames)

@@ -53,11 +53,14 @@ class Thread(Answer):
 
 class Process(Answer):
     """``threads``: the main thread first. ``no_stacks``: why there are none. ``tracer``: the process that traces it, 0 without one.
-    ``moves``: its main thread was at another line a few seconds later."""
+    ``moves``: its main thread was at another line a few seconds later. ``operations``: what the engine of our own runs in it.
+    ``unanswered``: its connections of which the peer does not acknowledge what is sent to it again and again."""
 
     pid: _Count
     parent: _Count = 0
     tracer: _Count = 0
+    operations: _Text = ""
+    unanswered: Annotated[tuple[_Text, ...], Field(max_length=4)] = ()
     threads: Annotated[tuple[Thread, ...], Field(min_length=1, max_length=48)]
     no_stacks: _Text = ""
     moves: bool = False
@@ -94,6 +97,7 @@ class Place(BaseModel):
         alone: it waits at a socket, and its stack says that this is the program's own: for a server, not for another rank.
         evidence: what shows it, line by line.
         holder: the process that holds the file lock which it waits for.
+        unanswered: a connection of which the peer does not answer.
         moves: whether it is at work, or went on while it was watched.
     """
 
@@ -108,6 +112,7 @@ class Place(BaseModel):
     alone: bool = False
     evidence: list[str] = Field(default_factory=list)
     holder: int | None = None
+    unanswered: str = ""
     moves: bool = False
 
 

@@ -1,10 +1,12 @@
 """The last rank comes late, the others wait. argv: then it is killed in the middle of an operation (``die``), or stopped (``stop``)."""
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import collective_core.torch as hvd
 import common
@@ -15,11 +17,12 @@ HEAD_AND_SOME = 400
 
 hvd.init()
 rank, size = hvd.rank(), hvd.size()
-hvd.barrier()
+pids, running = hvd.allgather_object(os.getpid()), ""
 if rank == size - 1:
     time.sleep(float(os.environ.get("TEST_LATE", "3")))
+    running = runpy.run_path(Path(__file__).parents[3] / "provision/hostside/stall.py")["operations"](pids[0])
 hvd.allreduce(torch.ones(10), name="loss")
-common.report(pid=os.getpid())
+common.report(pid=os.getpid(), running=running)
 if sys.argv[1:] == ["stop"]:
     gradient = torch.ones(1 << 25)
     if rank == size - 1:

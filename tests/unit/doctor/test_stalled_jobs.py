@@ -229,6 +229,16 @@ def test_without_workers_a_loader_is_where_its_data_set_is() -> None:
     assert judged(data).places[1].kind == "file"
 
 
+def test_ranks_in_different_operations_of_the_engine_at_one_line_disagree() -> None:
+    data = recorded("order")["ranks"]
+    for rank, running in zip(data, ("allreduce 'loss'", "allreduce 'accuracy' of process set 1", "allreduce 'loss'"), strict=True):
+        first_thread(rank)["frames"] = first_thread(data[0])["frames"]
+        rank["processes"][0]["operations"] = running
+    verdict = judged(data)
+    assert verdict.suspects == [1]
+    assert "rank 1 on node1 waits for other ranks in allreduce 'accuracy' of process set 1 at " in verdict.said
+
+
 def test_ranks_that_wait_for_their_neighbours_at_one_line_do_not_disagree() -> None:
     data = recorded("order")["ranks"]
     for number, rank in enumerate(data):
@@ -265,8 +275,11 @@ def test_where_all_wait_at_one_place_the_network_or_the_shape_is_left() -> None:
     assert (verdict.state, verdict.suspects) == ("stalled", [])
     assert "none is elsewhere: another shape on one of them, or the network" in verdict.said
     line = "10.0.0.1:5 to 10.0.0.2:6, established, 8192 bytes not acknowledged"
-    first_thread(data[0]).update(call="recvmsg", target="socket:[7]", peer="10.0.0.2:6", socket=line)
-    assert line in judged(data).said
+    data[0]["processes"][0]["unanswered"] = [line]
+    data[1]["processes"][0]["operations"] = "allreduce 'what comes next'"  # its end has got everything
+    verdict = judged(data)
+    assert (verdict.state, verdict.suspects) == ("stalled", [])
+    assert f"the network loses what rank 0 on node1 sends, or the answers: {line}" in verdict.said
 
 
 def test_ranks_that_wait_in_mpi_spin_and_that_is_no_progress() -> None:

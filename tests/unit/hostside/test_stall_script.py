@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -110,6 +111,32 @@ def test_a_socket_is_named_with_its_peer() -> None:
     assert found["socket"].endswith(f" to 127.0.0.1:{port}, established")
 
 
+@pytest.mark.parametrize(
+    ("timer", "again", "is_named"),
+    [("01:00000013", "00000004", True), ("01:00000013", "00000000", False), ("04:00000013", "00000004", False)],
+)
+def test_a_connection_on_which_bytes_are_sent_again_is_named(
+    monkeypatch: pytest.MonkeyPatch, timer: str, again: str, is_named: bool
+) -> None:
+    """The kernel's table says so only where the network is cut, as in `test_hang_seeds.py`. Timer 4 asks a receiver that is full."""
+    program = (
+        "import socket, time; s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); a = s.accept();"
+        "print(s.getsockname()[1], flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as started:
+        try:
+            assert started.stdout is not None
+            port = int(started.stdout.readline())
+            known = stall.connections("/proc/self/net/")
+            changed = {inode: [*fields[:4], "00000400:00000000", timer, again, *fields[7:]] for inode, fields in known.items()}
+            monkeypatch.setattr(stall, "connections", lambda _place: changed)
+            found = stall.unanswered(started.pid)
+        finally:
+            started.kill()
+    line = f" to 127.0.0.1:{port}, established, 1024 bytes not acknowledged"
+    assert sorted(line in each for each in found) == ([False, True] if is_named else [])
+
+
 @pytest.mark.parametrize("polled", ["select.poll", "select.epoll"])
 def test_of_what_is_polled_a_socket_that_listens_comes_first(polled: str) -> None:
     program = (
@@ -120,6 +147,35 @@ def test_of_what_is_polled_a_socket_that_listens_comes_first(polled: str) -> Non
     with process(sys.executable, "-c", program, ready=True) as started:
         found = waits_in(started.pid, "poll" if polled == "select.poll" else "epoll_wait")
     assert found["peer"] == "0.0.0.0:0"
+
+
+def recorded(*events: tuple[int, int, int, bytes], magic: bytes = b"ccfr0001", begun: int = 0) -> bytes:
+    """A recorder's memory. Events: (state, process set, kind, name)."""
+    head = struct.pack("=8siiqqqQQ64s", magic, 0, 2, 1, 0, 0, begun or len(events), 0, b"node1")
+    return head + b"".join(
+        stall.EVENT.pack(state, group, number, 4, kind, name) for number, (state, group, kind, name) in enumerate(events, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("memory", "said"),
+    [
+        (recorded((2, 0, 0, b"gradient"), (1, 3, 0, b"accuracy")), "allreduce 'accuracy' of process set 3"),
+        (recorded((1, 0, 3, b"end"), (1, 0, 1, b"all")), "allgather 'all', barrier 'end'"),
+        (recorded((2, 0, 0, b"gradient")), ""),
+        (recorded((1, 0, 99, b"of another version")), ""),
+        (recorded((1, 0, 0, b"loss"), magic=b"ccfr9999"), ""),
+        (recorded((1, 0, 0, b"\xff" * 72), begun=2**64 - 1), ""),
+        (b"", ""),
+    ],
+)
+def test_what_the_engine_runs_is_read_from_its_recorder(memory: bytes, said: str) -> None:
+    program = (
+        "import mmap, os, sys, time; fd = os.memfd_create('collective_flight'); os.ftruncate(fd, 120 + 8192 * 136);"
+        "m = mmap.mmap(fd, 0); b = bytes.fromhex(sys.argv[1]); m[:len(b)] = b; print(flush=True); time.sleep(60)"
+    )
+    with process(sys.executable, "-c", program, memory.hex(), ready=True) as started:
+        assert stall.operations(started.pid) == said
 
 
 @pytest.mark.parametrize(
