@@ -17,7 +17,8 @@ int64_t monotonic_ns();
 
 enum class EventState : uint32_t { none = 0, running = 1, done = 2, failed = 3 };
 
-// Python reads this layout too (observe/recorder.py, and of a rank that hangs hostside/stall.py). Times: nanoseconds of CLOCK_MONOTONIC.
+// Python reads this layout too (observe/recorder.py, and of a rank that hangs hostside/stall.py). Times: nanoseconds of
+// CLOCK_MONOTONIC.
 struct Event {
   std::atomic<uint32_t> state;
   int32_t process_set;
