@@ -185,13 +185,13 @@ def connections(place):
     return {fields[9]: fields for fields in lines if len(fields) > 9}
 
 
-def operations(pid):
-    """What the engine of a process runs, as its recorder says: ``allreduce 'loss' of process set 1``."""
+def recorded(pid):
+    """(how many operations the engine of a process has begun, those that run: ``allreduce 'loss' of process set 1``), as its recorder says."""
     mapped = re.search(rb"^([0-9a-f]+)-\S+ r.* /memfd:collective_flight ", read("/proc/%d/maps" % pid, 8 << 20), re.MULTILINE)
     at = int(mapped.group(1), 16) if mapped else 0
     head = memory(pid, at, HEAD_BYTES) if mapped else b""
     if len(head) < HEAD_BYTES or head[:8] != b"ccfr0001":
-        return ""
+        return 0, ""
     newest, found = struct.unpack_from("=Q", head, 40)[0], set()
     for number in range(max(1, newest + 1 - RECENT), newest + 1):
         event = memory(pid, at + HEAD_BYTES + (number - 1) % RING * EVENT.size, EVENT.size)
@@ -199,7 +199,7 @@ def operations(pid):
         if state == RUNNING and kind < len(KINDS):
             of = " of process set %d" % process_set if process_set else ""
             found.add("%s '%s'%s" % (KINDS[kind], name.split(b"\0")[0].decode(errors="replace"), of))
-    return text(", ".join(sorted(found)[:4]))
+    return newest, text(", ".join(sorted(found)[:4]))
 
 
 def connection(pid, inode):
@@ -221,8 +221,8 @@ def unanswered(pid):
     found = []
     try:
         for name in os.listdir("/proc/%d/fd" % pid)[:MAX_FILES]:
-            inode = link("/proc/%d/fd/%s" % (pid, name))[len("socket:[") : -1]
-            fields = connection(pid, inode)
+            kind, _, inode = link("/proc/%d/fd/%s" % (pid, name)).rstrip("]").partition(":[")
+            fields = connection(pid, inode) if kind == "socket" else None
             if fields and fields[3] == "01" and fields[5].startswith("01:") and int(fields[6], 16):  # established; the timer to send again runs
                 found.append(socket_of(pid, inode)["socket"])
     except OSError:
@@ -346,7 +346,7 @@ def examined(pid, parent, before, frames, why, passed):
         thread["waits_in"] = text(read(place + "wchan").strip(b"\0 \n0"))
         threads.append(dict(thread, **call_of(pid, tid)))
     found = {"pid": pid, "parent": parent, "tracer": tracer, "threads": threads, "no_stacks": why}
-    return dict(found, operations=operations(pid), unanswered=unanswered(pid))
+    return dict(found, operations=recorded(pid)[1], unanswered=unanswered(pid))
 
 
 def watched(processes, chosen, spy, until):
@@ -360,12 +360,14 @@ def watched(processes, chosen, spy, until):
         native = pool.map(lambda pid: stacks(spy, pid, until - WATCH_S, ("--native",)) if is_obscure(pid, found[pid][0]) else found[pid], pids)
         held = {pid: each if each[0] else found[pid] for pid, each in zip(pids, native)}
         start, before = time.monotonic(), {pid: {tid: clock(pid, tid) for tid in threads_of(pid)} for pid in pids}
+        begun = {pid: recorded(pid)[0] for pid in tops}
         time.sleep(max(0.0, min(WATCH_S if pids else 0.0, until - start)))
         passed = max(time.monotonic() - start, 0.01)
         seen = {pid: examined(pid, processes[pid].parent, before[pid], held[pid][0], held[pid][1], passed) for pid in pids}
         again = pool.map(lambda pid: stacks(spy, pid, until, ("--nonblocking",))[0].get(pid), tops)
         for pid, frames in zip(tops, again):
-            seen[pid]["moves"] = bool(frames) and found[pid][0].get(pid, frames) != frames
+            goes_on = bool(frames) and found[pid][0].get(pid, frames) != frames
+            seen[pid]["moves"] = goes_on or recorded(pid)[0] != begun[pid]
     return seen
 
 

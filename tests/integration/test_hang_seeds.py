@@ -104,6 +104,7 @@ class Job:
 
     def _run(self) -> list[str]:
         options = ["--hosts", self.place.hosts, "--python", str(PYTHON), "--launcher", "own", "-x", "TF_CPP_MIN_LOG_LEVEL=2"]
+        options += ["-x", f"OPAL_PREFIX={ENGINE}"]  # of MPI, which Lightning looks for
         options += ["--nproc-per-node", str(self.seed.ranks // self.seed.hosts), "--stall-after", str(self.after)]
         return [sys.executable, "-m", "provision", "run", *options, self.program.name]
 
@@ -152,7 +153,7 @@ class Job:
     def ready(self) -> None:
         """Until all ranks have trained."""
         expected = self.seed.ranks if self.seed.shape != "missing" and not self.seed.file else 0
-        assert self.wait(lambda: self.said.count("ready") >= expected, READY_S), f"not ready: {self.said[-1500:]}"
+        assert self.wait(lambda: len(re.findall("(?<!al)ready", self.said)) >= expected, READY_S), f"not ready: {self.said[-1500:]}"
 
     @property
     def group(self) -> Path:
@@ -215,8 +216,9 @@ def disturbed(job: Job) -> Iterator[None]:
         elif act.startswith("cut"):
             assert job.place.cluster is not None
             first, second = job.place.cluster.hosts
-            # All but ssh: where that is cut, too, the launcher itself says so and ends the job.
-            rules = [f"OUTPUT -d {first.address} -p tcp ! --sport 22", f"INPUT -s {first.address} -p tcp ! --dport 22"]
+            # All but ssh: where that is cut, too, the launcher itself says so and ends the job. What comes is lost: of what the host
+            # itself may not send the kernel knows, and has sent nothing.
+            rules = [f"INPUT -s {first.address} -p tcp ! --dport 22", f"OUTPUT -d {first.address} -p tcp ! --sport 22"]
             for rule in rules[: 1 if "one way" in act else 2]:
                 as_machine(second, "net", f"iptables -w -A {rule} -j DROP")
                 stack.callback(as_machine, second, "net", f"iptables -w -D {rule} -j DROP")

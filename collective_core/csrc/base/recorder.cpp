@@ -57,10 +57,11 @@ Recorder::Recorder(const std::string& path) {
   // Memory that has a name: who looks for the cause of a hang finds it among the mappings (hostside/stall.py).
   const Fd file(path.empty() ? static_cast<int>(syscall(SYS_memfd_create, "collective_flight", MFD_CLOEXEC))
                              : ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  if (!file || ftruncate(file.get(), sizeof(Recording)) != 0) {
+  const bool is_sized = file && ftruncate(file.get(), sizeof(Recording)) == 0;  // not where files may not be so large
+  if (!is_sized && !path.empty())
     throw Failure(Fault::invalid, "cannot write the flight recorder " + path + ": " + std::strerror(errno));
-  }
-  void* memory = mmap(nullptr, sizeof(Recording), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  const int flags = is_sized ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  void* memory = mmap(nullptr, sizeof(Recording), PROT_READ | PROT_WRITE, flags, is_sized ? file.get() : -1, 0);
   if (memory == MAP_FAILED)
     throw Failure(Fault::internal, std::string("no memory for the recorder: ") + std::strerror(errno));
   recording_ = static_cast<Recording*>(memory);  // all zeros: no events

@@ -84,7 +84,7 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
     missing = sorted(set(range(min(max(rank.ranks for _host, rank in found), 4096))) - {place.rank for place in places})
     among_ranks = any(place.kind == "collective" for place in places)
     waits = {id(place): place.kind in WAITS and not (place.alone and among_ranks) for place in places}
-    waiting = [place for place in places if waits[id(place)]]
+    waiting, hosts = [place for place in places if waits[id(place)]], {host for host, _rank in found}
     elsewhere = sorted((each for each in places if not waits[id(each)]), key=lambda place: (place.moves, _ORDER.index(place.kind)))
     made = Verdict(job=job, began=min(rank.began for _host, rank in found), said="", state="stalled", missing=missing, places=places)
     suspects = [place for place in elsewhere if not place.moves] or (elsewhere if waiting else [])
@@ -113,7 +113,8 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         made.state = "works" if all(place.kind == "sleep" for place in elsewhere) else "stalled"  # none keeps another waiting
     elif [place.kind for place in places] == ["network"]:
         made.state, made.said = "works", f"{_said(waiting)}; no other rank is there: it waits for a server"
-    elif lost := [place for place in waiting if place.unanswered]:  # what its ends have come to differs
+    # What its ends have come to differs; at different lines it could be a connection to anybody.
+    elif len({place.line for place in waiting}) == 1 < len(hosts) and (lost := [place for place in waiting if place.unanswered]):
         what = f"the network loses what rank {lost[0].rank} on {lost[0].host} sends, or the answers"
         made.said = f"{_said(waiting)}, and none is elsewhere: {what}: {lost[0].unanswered}"
         made.steps = [*_known().steps["same"][1:]]

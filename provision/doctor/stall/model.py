@@ -53,8 +53,9 @@ class Thread(Answer):
 
 class Process(Answer):
     """``threads``: the main thread first. ``no_stacks``: why there are none. ``tracer``: the process that traces it, 0 without one.
-    ``moves``: its main thread was at another line a few seconds later. ``operations``: what the engine of our own runs in it.
-    ``unanswered``: its connections of which the peer does not acknowledge what is sent to it again and again."""
+    ``moves``: its main thread was at another line a few seconds later, or the engine of our own has begun another operation.
+    ``operations``: what that engine runs in it. ``unanswered``: its connections of which the peer does not acknowledge what is sent to
+    it again and again."""
 
     pid: _Count
     parent: _Count = 0

@@ -277,7 +277,9 @@ def test_where_all_wait_at_one_place_the_network_or_the_shape_is_left() -> None:
     line = "10.0.0.1:5 to 10.0.0.2:6, established, 8192 bytes not acknowledged"
     data[0]["processes"][0]["unanswered"] = [line]
     data[1]["processes"][0]["operations"] = "allreduce 'what comes next'"  # its end has got everything
-    verdict = judged(data)
+    for rank in data:
+        rank["local"] = 1
+    (verdict,) = judgement.judge({"node1": ranks(data[:1]), "node2": ranks(data[1:])})
     assert (verdict.state, verdict.suspects) == ("stalled", [])
     assert f"the network loses what rank 0 on node1 sends, or the answers: {line}" in verdict.said
 
