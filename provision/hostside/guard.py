@@ -10,7 +10,7 @@ a process of another run. Then it removes what is abandoned (abandoned.py).
 ``{"folder": path, "files": {name: text}, "sample": seconds, "shared": …}``. It makes the job's private folder there, and one of the same name
 under /dev/shm, and unless ``shared`` is null, a claim (claims.py); prints ``{"ready": true}``, ``{"busy": …}`` where it is false and another job has the host,
 or ``{"error": …}``; then every few seconds ``{"stopped": […]}``, the processes that a signal has
-stopped; and unless ``sample``, which is how often, is 0, ``{"quiet": seconds}``, for how long no rank of this host shows that it goes on
+stopped, and ``{"started": ranks}``; and unless ``sample``, which is how often, is 0, ``{"quiet": seconds}``, for how long no rank of this host shows that it goes on
 (null without ranks), and ``{"ranks": […]}``, where the time of each has gone (shares.py). The other end, too, writes a line every few
 seconds. On ``restart`` it kills the ranks of this host, which their launcher starts again. On ``end``, or when the other end is gone or
 silent, it ends the run on this host, removes the folders and prints ``{"orphaned": true}`` where the launcher's process here has died before its ranks, ``{"ended": […]}``, how the ranks of
@@ -256,8 +256,9 @@ def attend(run_id, folder, sample):
         rhythm, shares = Rhythm(), Shares()
 
         def report(silent):
-            found = of_run(run_id)
-            say({"stopped": stopped(found, ranks_in(folder))})
+            found, ranks = of_run(run_id), ranks_in(folder)
+            say({"stopped": stopped(found, ranks)})
+            say({"started": len(ranks)})
             if sample:
                 say({"quiet": rhythm.look(found)})
                 windows = courtesy(shares.windows, filter(found.get, found))

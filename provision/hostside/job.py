@@ -7,7 +7,7 @@ A guard (guard.py) on every host, this one too, makes and removes the folder, re
 
 Unless ``shared`` is null, the guards claim the hosts. When all are there, a line is ``mark`` and ``{"begun": true}``. Where it is false and
 another job has a host, the job is over, with the verdict ``busy``; with ``wait``, a line is ``mark`` and ``{"waiting": verdict}``, and it is
-tried again and again.
+tried again and again. A line is ``mark`` and ``{"started": ranks}`` where more of them have been started than was known.
 
 With ``sample`` seconds the guards say for how long no rank of their host goes on. Where that is so of all hosts, for ``sample`` seconds or
 more, a line is ``mark`` and ``{"quiet": seconds}``, and one when that is over. Where standard input says ``restart``, they kill all ranks,
@@ -80,6 +80,7 @@ class Guard:
         self.printed = []  # what is not a message: of ssh, or of the host's shell
         self.stopped = {}  # pid -> (seconds, rank, name)
         self.ended = []  # (when, rank, code, whether its launcher's process had died before it)
+        self.started = 0  # ranks
         self.quiet = None  # seconds for which no rank of its host goes on; None without ranks
         self.ranks = []  # where the time of its ranks has gone; none once it is said
         self.killed = []  # ranks that had not ended by themselves when the job was over
@@ -133,6 +134,8 @@ class Guard:
             ]
         elif kind == "killed":
             self.killed = [number(rank) for rank in about]
+        elif kind == "started":
+            self.started = number(about)
         elif kind == "quiet":
             self.quiet = None if about is None else number(about, kinds=(int, float))
         elif kind == "ranks":
@@ -169,7 +172,7 @@ class Watch:
 
     def __init__(self, mark="", sample=0.0):
         self.guards = []
-        self._mark, self._sample, self._said = mark, sample, 0.0
+        self._mark, self._sample, self._said, self._started = mark, sample, 0.0, 0
         self.verdict = None
         self.is_unwanted = False
         self._controller_silent, self._rest = 0.0, b""
@@ -211,6 +214,10 @@ class Watch:
             if key.data is not None and key.data.ranks:
                 say(self._mark, {"host": key.data.host, "ranks": key.data.ranks})
                 key.data.ranks = []
+        started = sum(guard.started for guard in self.guards)
+        if started > self._started:
+            say(self._mark, {"started": started})
+            self._started = started
         known = [guard.quiet for guard in self.guards if guard.quiet is not None]
         quiet = min(known) if known else self._said
         if not self._said <= quiet < self._said + max(self._sample, TICK_S) / 2:

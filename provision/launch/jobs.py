@@ -87,7 +87,7 @@ class JobResult:
 
 
 class _Message(BaseModel):
-    """A line of job.py: for how long no rank goes on, where the time of a host's ranks has gone, or for what the job waits to begin."""
+    """A line of job.py: how many ranks have started, for how long none goes on, where their time has gone, or for what the job waits."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -95,6 +95,7 @@ class _Message(BaseModel):
     host: str = ""
     ranks: Annotated[list[Window], Field(max_length=256)] = []
     waiting: Verdict | None = None
+    started: Annotated[int, Field(ge=0, le=1_000_000)] = 0
 
 
 class Outcome(BaseModel):
@@ -194,6 +195,8 @@ def run(
                 message = _Message.model_validate_json(after) if is_end else _Message()
                 if message.waiting is not None:
                     session.progress.line(f"waiting: {describe(message.waiting, job)}")
+                if message.started and (ranks := sum(session.record.ranks.values())):
+                    session.progress.starting(message.started, ranks)
                 if watch is not None and message.quiet is not None:
                     watch.quiet(message.quiet)
                 elif watch is not None and message.ranks and message.host in ("", *job.hosts):

@@ -16,7 +16,7 @@ from pathlib import Path
 from provision.base.terminal import Console, Live, RenderableType, Table, err, live, neutral, styled
 from provision.base.text import about, clock, counted, duration, joined
 from provision.remote.ansible import Event, headline
-from provision.remote.stage import Series, Stage, waits
+from provision.remote.stage import Series, Stage, builds, waits
 from provision.remote.stage_view import TrainingProgress, series_view, stage_view, training_view
 
 NAME = "progress.log"
@@ -109,6 +109,11 @@ class Progress:
         """Print a line of a program's standard error there, in the same way."""
         self._console.program(text, style, tag=tag)
 
+    def starting(self, started: int, ranks: int) -> None:
+        """Show how many of a job's ranks have started, where that takes seconds."""
+        if started < ranks and self._stage is not None:
+            self.line(f"{started} of {counted(ranks, 'rank')} started ({duration(int(time.monotonic() - self._stage.began))})")
+
     def training(self, now: TrainingProgress) -> None:
         """Show how far a training job of ours is."""
         if now.accuracy is not None and now.epoch != self._epoch:
@@ -119,8 +124,10 @@ class Progress:
         """Show what happened to a task on a host; with ``quiet`` only in a live view, because the caller says what failed."""
         if not event.host:
             return
-        self._heard = now = time.monotonic()
-        self._task, self._speaks = event.task if event.kind == "started" else self._task, now + _WAITS_S
+        now = time.monotonic()
+        if not builds(event):
+            self._heard, self._speaks = now, now + _WAITS_S
+        self._task = event.task if event.kind == "started" else self._task
         if self._stage is not None:
             with self._lock:
                 self._stage.event(event, now)
@@ -148,8 +155,9 @@ class Progress:
         """Say which hosts are waited for where nothing has happened for long. To be called again and again."""
         now = time.monotonic()
         hosts = self._stage.hosts.values() if self._stage is not None and now >= self._speaks else ()
-        if running := [host.name for host in hosts if host.state == "running"]:
-            self.line(f"waiting for {joined(running)}: {self._task} ({duration(int(now - self._heard))})")
+        if running := {host.name: host.remark for host in hosts if host.state == "running"}:
+            what = ", ".join(filter(None, (self._task, next(iter(running.values())))))
+            self.line(f"waiting for {joined(list(running))}: {what} ({duration(int(now - self._heard))})")
             self._speaks = now + max(_WAITS_S, now - self._heard)
 
     def _close_step(self, event: Event, now: float) -> None:
@@ -262,9 +270,13 @@ class LiveProgress(Progress):
         if self._live is None:
             self._show()
 
+    def starting(self, started: int, ranks: int) -> None:
+        with self._lock:
+            self._doing = f"{started} of {counted(ranks, 'rank')} started"  # the view has ended where the program has printed something
+
     def training(self, now: TrainingProgress) -> None:
         with self._lock:
-            self._training = now
+            self._training, self._doing = now, ""
         if self._live is None:
             self._show()
 

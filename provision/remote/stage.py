@@ -24,7 +24,7 @@ class HostState:
 
     Attributes:
         number: of its step in the stage's steps, from 1; 0 where they are not known, or before the first.
-        remark: why it waits, or what failed.
+        remark: why it waits, what failed, or how far its build is.
         at: when its state changed; began: when its step began.
     """
 
@@ -112,7 +112,7 @@ class Stage:
         host = self.hosts.get(event.host)
         if event.kind == "changed":
             self.changed.add(event.host)
-        if host is None or event.kind in ("task", "skipped") or host.state in ("failed", "unreachable"):
+        if host is None or event.kind == "task" or host.state in ("failed", "unreachable"):
             return
         self._move(host, event.role, now)
         if event.kind in ("failed", "unreachable"):
@@ -121,7 +121,7 @@ class Stage:
         elif host.state != "done":
             waits_for = waits(event)
             host.state = "waiting" if waits_for else "running" if event.kind in ("started", "waiting") else "idle"
-            host.remark, host.at = waits_for, now
+            host.remark, host.at = waits_for or (headline(str(event.result.get("stdout", ""))) if builds(event) else ""), now
 
     def _move(self, host: HostState, role: str, now: float) -> None:
         """Note the step that a host is at."""
@@ -145,7 +145,9 @@ class Stage:
 
     def _row(self, group: Sequence[HostState], now: float, running: Sequence[str]) -> Row:
         first = group[0]
-        others = f"waits for {joined(running)}" if self.steps and running and self._state(first, now) == "idle" else ""
+        builders = [name for name in running if self.hosts[name].state == "running" and self.hosts[name].remark]
+        waited = f"the build on {joined(builders)}" if builders else joined(running)
+        others = f"waits for {waited}" if self.steps and running and self._state(first, now) == "idle" else ""
         return Row(
             hosts=tuple(host.name for host in group),
             state=self._state(first, now),
@@ -171,8 +173,13 @@ class Stage:
         return (host.number - 1) / len(self.steps) if self.steps and host.number else 0.0
 
 
+def builds(event: Event) -> bool:
+    """Whether a build goes on, which says how far it is."""
+    return event.kind == "waiting" and "/from_source/" in event.path
+
+
 def waits(event: Event) -> str:
     """What a task waits for; empty where it waits for nothing but its own end."""
-    if event.kind != "waiting" or "ansible_job_id" in event.result:
+    if event.kind != "waiting" or builds(event):
         return ""
     return f"the package manager is held by {str(event.result.get('stdout', '')).strip() or 'something else'}"

@@ -30,9 +30,10 @@ HERE = Host(name="localhost", address="localhost", connection="local")
 
 
 def session(run_id: str) -> Any:
-    """One on this machine."""
-    inventory = SimpleNamespace(host=lambda _name: HERE)
-    return SimpleNamespace(run_id=run_id, passwords={}, inventory=inventory, progress=SimpleNamespace(stage=lambda _title: None))
+    """One on this machine, of two ranks."""
+    inventory, record = SimpleNamespace(host=lambda _name: HERE), SimpleNamespace(ranks={"localhost": 2})
+    progress = SimpleNamespace(stage=lambda _title: None, starting=lambda *_: None)
+    return SimpleNamespace(run_id=run_id, passwords={}, inventory=inventory, progress=progress, record=record)
 
 
 #: In ssh's place: the guard of "another host", which is this machine under another run's name and with another folder.
@@ -64,7 +65,7 @@ from provision.inventory import Host
 from provision.launch import jobs
 inventory = SimpleNamespace(host=lambda _: Host(name="localhost", address="localhost", connection="local"))
 progress = SimpleNamespace(stage=lambda _: None)
-session = SimpleNamespace(run_id=sys.argv[1], passwords={}, inventory=inventory, progress=progress)
+session = SimpleNamespace(run_id=sys.argv[1], passwords={}, inventory=inventory, progress=progress, record=SimpleNamespace(ranks={}))
 job = jobs.Job(["sh", "-c", sys.argv[2]], python=sys.executable)
 result = jobs.run(session, job, "", Path(os.devnull), lambda line: print(line, flush=True))
 print("interrupted", result.interrupted, flush=True)
@@ -374,6 +375,18 @@ def test_how_every_rank_ended_is_known_in_their_order() -> None:
     assert run(replace(job, environment={"CODE": "0"}))[0].ended == ()
 
 
+def test_it_is_said_how_many_ranks_have_started(tmp_path: Path) -> None:
+    """The second rank starts, and then both end, once that was said of the one before."""
+    of_two = session(RUN_ID)
+    of_two.progress.starting = lambda started, ranks: (tmp_path / f"{started} of {ranks}").touch()
+    start = f"{sys.executable} -I -S {{job}}/rank.py"
+    until = 'n=0; until [ -e "{}" ] || [ $n -gt 6000 ]; do n=$((n + 1)); sleep 0.01; done'
+    ranks = f"COLLECTIVE_RANK=0 {start} & {until.format(tmp_path / '1 of 2')}; COLLECTIVE_RANK=1 {start}; wait"
+    job = Job(["sh", "-c", ranks], python=sys.executable, program=["sh", "-c", until.format(tmp_path / "2 of 2")], sample=0.05)
+    assert jobs.run(of_two, job, "", Path(os.devnull), str).code == 0
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["1 of 2", "2 of 2"]
+
+
 def test_a_rank_that_was_killed_with_what_records_its_end_is_known_to_be_gone() -> None:
     """As mpirun does it to a rank that hangs on its way out."""
     start = f"{sys.executable} -I -S {{job}}/rank.py"
@@ -431,6 +444,7 @@ def test_lost_launcher_is_blamed_only_if_its_ranks_failed_first(first: Any, verd
         '{"ranks": [{"rank": 1, "signs": {"cpu": NaN}}]}',
         '{"ranks": [{"rank": "1", "signs": {}}]}',
         '{"ranks": [{"rank": 1, "signs": [[]]}]}',
+        '{"started": -1}',
         '{"quiet": -5}',
         '{"quiet": NaN}',
         '{"quiet": "long"}',
@@ -444,6 +458,7 @@ def test_invalid_message_of_a_guard_is_ignored(message: str) -> None:
     while guard.read():
         pass
     assert (guard.ended, guard.killed, guard.stopped, guard.printed, guard.quiet, guard.ranks) == ([], [], {}, [message[:500]], None, [])
+    assert guard.started == 0
     guard.process.communicate()
 
 
@@ -721,7 +736,7 @@ def watch_of_hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, int, 
 
 def test_a_job_that_goes_on_is_said_at_once(watch_of_hosts: tuple[Any, int, list[Any]]) -> None:
     watch, _, said = watch_of_hosts
-    watch.guards = [SimpleNamespace(quiet=None, silent=0.0)]
+    watch.guards = [SimpleNamespace(quiet=None, silent=0.0, started=0)]
     for quiet in (None, 0.0, 2.5, 60.0, 61.0, None, 0.0, 0.0, 3.0, 0.0):
         watch.guards[0].quiet = quiet
         watch._tick()
@@ -774,7 +789,7 @@ def test_of_what_hosts_say_of_their_ranks_only_what_is_valid_is_heard(
 def test_a_restart_that_comes_in_parts_is_read(watch_of_hosts: tuple[Any, int, list[Any]]) -> None:
     watch, pipe, _ = watch_of_hosts
     told: list[str] = []
-    watch.guards = [SimpleNamespace(quiet=None, silent=0.0, tell=told.append)]
+    watch.guards = [SimpleNamespace(quiet=None, silent=0.0, started=0, tell=told.append)]
     for part in (b"\nres", b"tart", b"\n\n"):
         assert told == []
         os.write(pipe, part)

@@ -28,12 +28,13 @@ def shown(*events: Event, live: bool = False, folder: Path | None = None) -> str
     return stream.getvalue()
 
 
-def event(kind: Kind, seconds: float = 0.0, role: str = "openmpi", **result: object) -> Event:
-    return Event(kind, "a", role, "Install Open MPI", result, seconds)
+def event(kind: Kind, seconds: float = 0.0, role: str = "openmpi", path: str = "", **result: object) -> Event:
+    return Event(kind, "a", role, "Install Open MPI", result, seconds, path)
 
 
 FAILED = event("failed", msg="pip could not install it:\nERROR: no matching distribution\nhint: see above")
 HELD = event("waiting", stdout="apt-get (pid 7)\n")
+BUILD = event("waiting", path="/run/roles/from_source/tasks/build.yml:45", stdout="4 of 9 files\n")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ HELD = event("waiting", stdout="apt-get (pid 7)\n")
         (FAILED, "a: openmpi: Install Open MPI: FAILED: ERROR: no matching distribution"),
         (event("unreachable", msg="Failed to connect\nConnection timed out"), "UNREACHABLE: Connection timed out"),
         (HELD, "waiting: the package manager is held by apt-get (pid 7)"),
-        (event("waiting", ansible_job_id="7"), "a: openmpi: Install Open MPI: running in the background"),
+        (BUILD, "a: openmpi: Install Open MPI: running in the background"),
     ],
 )
 def test_the_log_has_every_task(given: Event, line: str, tmp_path: Path) -> None:
@@ -58,8 +59,19 @@ def test_a_clock_goes_on_until_a_program_prints() -> None:
     with LiveProgress(console) as progress:
         progress.stage("Run on 2 hosts, 4 ranks")
         assert shown_by_console(progress.view()).strip() == "0:00"
+        progress.starting(1, 4)
+        assert shown_by_console(progress.view()).strip() == "0:00  1 of 4 ranks started"
         progress.errors("[0] ", "first\n", "cyan")
     assert "0:0" not in stream.getvalue().partition("first")[2]
+
+
+def test_ranks_that_are_late_are_counted_in_plain_lines() -> None:
+    stream = io.StringIO()
+    with Progress(Console(file=stream, width=200)) as progress:
+        progress.stage("Run on 2 hosts, 4 ranks")
+        progress.starting(2, 4)
+        progress.starting(4, 4)
+    assert stream.getvalue().splitlines()[1:] == ["2 of 4 ranks started (0 s)"]
 
 
 def test_plain_lines_are_one_for_each_step_that_changed_something() -> None:
@@ -86,9 +98,16 @@ def test_it_is_said_who_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         progress.waiting()
         progress.event(event("started"))
         progress.waiting()
+        monkeypatch.setattr("provision.remote.progress._WAITS_S", 60.0)
+        progress.event(BUILD)
+        progress.waiting()
         progress.event(event("ok"))
         progress.waiting()
-    assert stream.getvalue().splitlines() == ["== Install (2 hosts)", "waiting for a: Install Open MPI (0 s)"]
+    assert stream.getvalue().splitlines() == [
+        "== Install (2 hosts)",
+        "waiting for a: Install Open MPI (0 s)",
+        "waiting for a: Install Open MPI, 4 of 9 files (0 s)",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["failed", "unreachable"])

@@ -57,8 +57,12 @@ def test_a_host_that_waits_for_the_build_of_another_says_so() -> None:
     for name in "ab":
         stage.event(event(name, "ok", "engine"), 1.0)
     stage.event(event("a", "started", "engine"), 1.0)
+    stage.event(event("b", "started", "engine"), 1.0)
+    stage.event(event("b", "skipped", "engine"), 1.0)
     assert [row.remark for row in stage.rows(2.0)] == ["", ""], "tasks follow one another"
     assert [(row.hosts, row.remark) for row in stage.rows(9.0)] == [(("a",), ""), (("b",), "waits for a")]
+    stage.event(Event("waiting", "a", "engine", "Compile", {"stdout": "412 of 900 files"}, path="/from_source/tasks/build.yml:3"), 9.0)
+    assert shown(stage, 80, 12.0)[-2:] == ["a: 412 of 900 files", "b: waits for the build on a"]
     stage.event(event("a", "ok", "engine"), 9.0)
     assert [row.remark for row in stage.rows(20.0)] == ["", ""], "all wait for Ansible"
 
