@@ -23,7 +23,17 @@ from provision.catalog.models import FILES
 from provision.cli.main import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("*.md", "docs/*.md", "docs/*.svg", "docs/*.png", "docs/*.css", "examples/**/*", "collective_core/README.md", "ansible/README.md")
+PAGES = (
+    "*.md",
+    "docs/*.md",
+    "docs/*.svg",
+    "docs/*.png",
+    "docs/*.css",
+    "examples/**/*",
+    "collective_core/README.md",
+    "ansible/README.md",
+    "provision/catalog/feed.pub",
+)
 CATALOGUE = "provision/catalog/"
 PYTHON = {  # module → what it is for
     "collective_core": "NumPy arrays; the API that needs no framework",
@@ -69,7 +79,7 @@ def generated() -> dict[str, str]:
         "reference/documents.md": "\n".join(_documents({name: json.loads(text) for name, text in schemas.items()})),
         **{_schema_file(name): text for name, text in schemas.items()},
         "reference/catalogue.md": "\n".join(_catalogue()),
-        "reference/known-errors.md": known_errors.page(),
+        **{f"reference/{path}": text for path, text in known_errors.pages().items()},
         **{f"{CATALOGUE}{name}.yaml": content(name).decode() for name in FILES},
     }
 

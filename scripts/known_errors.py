@@ -1,4 +1,4 @@
-"""The site's page of known errors, made from the doctor's data."""
+"""The site's pages of known errors, one for each layer, made from the doctor's data."""
 
 from __future__ import annotations
 
@@ -12,29 +12,33 @@ from provision.diagnosis.signatures import LAYERS, Signature, Symptom, all_signa
 
 HEAD = """# Known errors
 
-What `provision doctor` knows: errors in logs (`provision doctor --log FILE`) and on hosts (`provision doctor HOSTS`). This page is made
+What `provision doctor` knows: errors in logs (`provision doctor --log FILE`) and on hosts (`provision doctor HOSTS`). These pages are made
 from the data in `provision/diagnosis/` by `scripts/known_errors.py`; `provision doctor explain ID` prints the same about one of them.
 Words in capitals (HOST, PREFIX, GPU) stand for your own. A step that changes something says what, what it needs, and how to undo it.
 """
 
 
-def page() -> str:
-    """The whole page."""
+def pages() -> dict[str, str]:
+    """Path of each page below the site's reference → its text: the list of all errors, and a page for each layer."""
     known = {**all_signatures(), **conditions()}
     entries = [error for error in known.values() if not isinstance(error, Symptom)]
-    parts = [HEAD]
+    index, made = [HEAD], {}
     for layer in LAYERS:
         of_layer = [error for error in entries if error.layer == layer]
         if of_layer:
-            parts.append(f"## {layer}\n")
-            parts += ["\n".join(_entry(error)) + "\n" for error in of_layer]
-    parts.append("## Xids\n\nFrom `provision/catalog/gpu_health.yaml`.\n\n| Xid | meaning | what NVIDIA recommends |\n|---|---|---|")
-    parts.append("\n".join(f"| {number} | {each.meaning} | {each.remedy} |" for number, each in xids.known(OURS)) + "\n")
-    return "\n".join(parts)
+            index.append(f"## {layer}\n")
+            index += [f"- [{error.id}](known-errors/{layer}.md#{error.id}): {plain(error.title)}" for error in of_layer]
+            index.append("")
+            made[f"known-errors/{layer}.md"] = "\n".join(
+                [f"# Known errors: {layer}\n", *("\n".join(_entry(each)) + "\n" for each in of_layer)]
+            )
+    index.append("## Xids\n\nFrom `provision/catalog/gpu_health.yaml`.\n\n| Xid | meaning | what NVIDIA recommends |\n|---|---|---|")
+    index.append("\n".join(f"| {number} | {each.meaning} | {each.remedy} |" for number, each in xids.known(OURS)) + "\n")
+    return {"known-errors.md": "\n".join(index), **made}
 
 
 def _entry(error: Signature) -> Iterator[str]:
-    yield f"### {error.id}\n"
+    yield f"## {error.id}\n"
     yield f"**{plain(error.title)}** ({error.severity})\n"
     yield f"{plain(error.summary)} {plain(error.cause)}\n"
     if error.probe:

@@ -156,11 +156,16 @@ def test_explain_prints_all_of_an_entry(name: str) -> None:
     assert ("109  " in said) == (name == "xid-any")
 
 
-def test_the_page_of_known_errors_shows_texts_as_they_are_and_code_as_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_of_known_errors_show_texts_as_they_are_and_code_as_code(monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = Path(__file__).parents[3] / "scripts"
     monkeypatch.syspath_prepend(str(scripts))  # as Python does for a script
-    page = runpy.run_path(str(scripts / "known_errors.py"))["page"]()
-    assert all(f"\n### {name}\n" in page for name, error in all_signatures().items() if not isinstance(error, Symptom))
+    pages = runpy.run_path(str(scripts / "known_errors.py"))["pages"]()
+    page = "\n".join(pages.values())
+    assert all(
+        f"[{name}](" in pages["known-errors.md"] and f"\n## {name}\n" in page
+        for name, error in all_signatures().items()
+        if not isinstance(error, Symptom)
+    )
     assert r"named docker\*/br-\*/virbr\*/veth\*/tailscale\* while no btl\_tcp\_if\_\* is set" in page
     assert "at each `systemctl daemon-reload` (also" in page
     assert "Undo: take `cdi` out of" in page
