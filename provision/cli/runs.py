@@ -43,21 +43,17 @@ def runs(
     if not found:
         console.say("no run yet: provision HOSTS makes one")
         return
-    console.print(
-        terminal.table(
-            (
-                {
-                    "run": run.id,
-                    "state": run.verdict,
-                    "command": run.command or "-",
-                    "time": duration(run.seconds) if run.seconds is not None else "-",
-                    "hosts": run.inventory or "-",
-                }
-                for run in found
-            ),
-            _STYLE,
-        )
+    rows = (
+        {
+            "run": run.id,
+            "state": run.verdict,
+            "command": run.command or "-",
+            "time": duration(run.seconds) if run.seconds is not None else "-",
+            "hosts": run.inventory or "-",
+        }
+        for run in found
     )
+    console.print(terminal.table(rows, _STYLE))
     console.say("one of them: provision runs report RUN, provision logs HOST RUN")
 
 

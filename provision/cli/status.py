@@ -116,12 +116,8 @@ def _watch(observer: Observer, interval: float, console: terminal.Console) -> No
     with signals.as_event() as stopped:
         poller = Poller(observer, interval, stopped)
 
-        def draw() -> terminal.Table:
-            if poller.latest is not None:
-                return show.view(poller.latest, console)
-            waiting = terminal.Table.grid()
-            waiting.add_row(_waiting(observer))
-            return waiting
+        def draw() -> terminal.RenderableType:
+            return show.view(poller.latest, console) if poller.latest is not None else terminal.styled(_waiting(observer))
 
         with terminal.live(console, draw):
             _attend(poller, stopped)
@@ -135,6 +131,7 @@ def _serve(observer: Observer, port: int, interval: float) -> None:
 
         poller = Poller(observer, interval, stopped)
         with Server(port, secrets.token_urlsafe(32), lambda: poller.latest, interval) as server:
+            server.history = poller.history
             threading.Thread(target=server.serve_forever, daemon=True).start()
             terminal.out().say(server.url)
             terminal.say("on this machine alone; /status.json takes the same token, also as bearer; Ctrl-C ends it")

@@ -54,10 +54,10 @@ def stage_view(stage: Stage, now: float, width: int, height: int) -> RenderableT
     rows = stage.rows(now)
     remarks = [clipped(f"{_names(row.hosts, width // 2)}: {row.remark}", width, _LINES) for row in rows if row.remark][:_REMARKS]
     table, others = _table(stage, rows, width, height - _KEPT - sum(len(wrapped(remark, width)) for remark in remarks))
-    head = f"{stage.title}  {_hosts(len(stage.hosts))}  {clock(now - stage.began)}"
+    head = f"{stage.title}  {counted(len(stage.hosts), 'host')}  {clock(now - stage.began)}"
     parts: list[RenderableType] = [styled(clipped(head, width, 1), "bold"), table]
     if others:
-        parts.append(styled(f"and {_hosts(sum(len(row.hosts) for row in others))} more", "dim"))
+        parts.append(styled(f"and {counted(sum(len(row.hosts) for row in others), 'host')} more", "dim"))
     return Group(*parts, *(styled(remark, "yellow") for remark in remarks))
 
 
@@ -65,13 +65,7 @@ def training_view(title: str, training: TrainingProgress, seconds: float, width:
     """A training job in one line."""
     accuracy = f"  {training.accuracy:.2f} %" if training.accuracy is not None else ""
     text = f"epoch {training.epoch}/{training.epochs}  loss {training.loss:.4f}{accuracy}  {clock(seconds)}"
-    room = width - len(title) - len(text) - 2 * _GAP
-    table = Table.grid(padding=(0, _GAP, 0, 0))
-    cells: list[RenderableType] = [styled(title, "bold"), styled(text)]
-    if room >= _BAR.start:
-        cells.insert(1, _bar(training.part, min(room, _BAR.stop - 1)))
-    table.add_row(*cells)
-    return table
+    return _line(title, training.part, text, width)
 
 
 def series_view(series: Series, part: str, now: float, width: int) -> RenderableType:
@@ -79,13 +73,16 @@ def series_view(series: Series, part: str, now: float, width: int) -> Renderable
     left = series.left(now)
     text = clock(now - series.began) + (f"  about {about(left)} left" if left is not None else "")
     head = f"{series.title}  {series.number}/{series.count}"
+    return Group(_line(head, (series.number - 1) / series.count, text, width), styled(part, "dim"))
+
+
+def _line(title: str, part: float, text: str, width: int) -> Table:
+    """A title and a text, and between them a bar where there is room."""
+    room = width - len(title) - len(text) - 2 * _GAP
+    bar = [_bar(part, min(room, _BAR.stop - 1))] if room >= _BAR.start else []
     table = Table.grid(padding=(0, _GAP, 0, 0))
-    cells: list[RenderableType] = [styled(head, "bold"), styled(text)]
-    room = width - len(head) - len(text) - 2 * _GAP
-    if room >= _BAR.start:
-        cells.insert(1, _bar((series.number - 1) / series.count, min(room, _BAR.stop - 1)))
-    table.add_row(*cells)
-    return Group(table, styled(part, "dim"))
+    table.add_row(styled(title, "bold"), *bar, styled(text))
+    return table
 
 
 def _names(hosts: Sequence[str], room: int) -> str:
@@ -123,7 +120,3 @@ def _table(stage: Stage, rows: Sequence[Row], width: int, height: int) -> tuple[
 def _bar(part: float, width: int) -> ProgressBar:
     """In colours of the terminal's own, which can be seen on light and on dark ground."""
     return ProgressBar(total=1.0, completed=part, width=width, style="bright_black", complete_style="cyan", finished_style="green")
-
-
-def _hosts(count: int) -> str:
-    return counted(count, "host")

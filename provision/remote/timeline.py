@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from provision.base import run_folders
 from provision.remote.ansible import Event
 
 NAME = "timeline.json"
@@ -105,11 +104,3 @@ class Recorder:
             self._timeline.steps.append(entry)
         entry.seconds = round(end - entry.began, 3)
         entry.state = max(entry.state, state, key=_RANK.index)
-
-
-def read(folder: Path) -> Timeline | None:
-    """The timeline of the run with this folder; None where there is none, or something else in its place."""
-    content = run_folders.content(folder / NAME)
-    with suppress(ValidationError):
-        return Timeline.model_validate_json(content) if content is not None else None
-    return None

@@ -31,7 +31,7 @@ _LOG_LINES = 60  # of a program's log
 _LARGEST_LOG = 64 << 20  # bytes of a log that is examined
 _MAX_NOTES = 60
 #: Files and folders of a run that the page names, and what they are.
-_FILES = {
+FILES = {
     "report.json": "this report, for programs",
     "plan.json": "the plan",
     "facts.json": "what the survey found on each host",
@@ -58,7 +58,7 @@ def render(run: Run) -> str:
     record = runs.load(run.folder / RECORD, Record)
     plan = versions.read(run.folder)
     facts = _facts(run.folder)
-    steps = timeline.read(run.folder)
+    steps = runs.load(run.folder / timeline.NAME, timeline.Timeline)
     smoke = training.read(report)
     watched = runs.load(run.folder / stall_watch.RECORD, stall_watch.Stalls)
     bad = run.verdict in runs.BAD
@@ -89,7 +89,7 @@ def render(run: Run) -> str:
         knowledge=plan.knowledge if plan else None,
         following=_following(report) if report else [],
         gantt=drawings.gantt(steps.steps, [line.host for line in report.hosts] if report else ()) if steps else None,
-        files=[(name, what) for name, what in _FILES.items() if (run.folder / name).is_file()],
+        files=[(name, what) for name, what in FILES.items() if (run.folder / name).is_file()],
         drawings=drawings,
         joined=joined,
         halves=signatures.halves,

@@ -59,15 +59,7 @@ class Run:
 
     def as_dict(self) -> Document:
         """Plain data for JSON."""
-        return {
-            "id": self.id,
-            "began": self.began.isoformat() if self.began else None,
-            "command": self.command,
-            "inventory": self.inventory,
-            "verdict": self.verdict,
-            "seconds": self.seconds,
-            "folder": str(self.folder),
-        }
+        return {**vars(self), "began": self.began.isoformat() if self.began else None, "folder": str(self.folder)}
 
 
 def every() -> Iterator[Run]:

@@ -10,6 +10,7 @@ import json
 import shlex
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -36,7 +37,7 @@ from provision.report.status.model import (
     Status,
     command,
 )
-from provision.report.status.show import moment
+from provision.report.status.show import HOUR_S, Sample, moment, sample
 from provision.survey import BEGIN, collect, parse_output
 from provision.survey.model import Drift, Installed
 
@@ -46,6 +47,7 @@ _SECTION_S = 50.0, 22.0  # of it for one section: a host that trains is slow, an
 _LONGEST_UNCHECKED = 3  # intervals for which the last comparison counts
 _NOW, _CHECK = ("activity", "gpu_load"), ("installed", "drift")  # functions of hostside/survey
 _WAIT = "wait until that run has ended; where it was killed, the next provision up takes its lock over"
+_SAMPLES = 60  # of the last hour
 _RUNS_READ = 100  # each has a folder, which is read
 _NO_PYTHON = 71  # exit code
 
@@ -212,11 +214,12 @@ class Observer:
 
 class Poller:
     """Looks at the hosts again and again in a thread of its own, until ``stopped`` is set. After a look that failed the last status stays,
-    which says when it was."""
+    which says when it was. ``history``: a sample of each minute, for an hour."""
 
     def __init__(self, observer: Observer, interval: float, stopped: threading.Event) -> None:
         self._observer, self._interval, self._stopped = observer, interval, stopped
         self.latest: Status | None = None
+        self.history: deque[Sample] = deque(maxlen=_SAMPLES)
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -234,6 +237,8 @@ class Poller:
             else:
                 if not self._stopped.is_set():  # else hosts are missing that were cut off
                     self.latest = found
+                    if not self.history or found.when - self.history[-1][0] >= HOUR_S / _SAMPLES:
+                        self.history.append(sample(found))
             self._stopped.wait(self._interval)
 
     def check(self) -> None:

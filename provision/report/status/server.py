@@ -1,7 +1,8 @@
 """A read-only web server for the status, on this machine's loopback interface alone.
 
 It never asks hosts itself: `observer.Poller` does that at an interval, and every request is answered with what it found last. A request
-needs the token, in its address or as bearer; another name in ``Host`` is refused: no site in a browser can read it by DNS rebinding.
+needs the token, in its address or as bearer; another name in ``Host`` is refused: no site in a browser can read it by DNS rebinding. As the
+first part of a path the token is in the links of a run's page, too, which name its files alone.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import parse_qs, quote, urlencode, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from provision.base import pages, run_folders
 from provision.base.errors import ProvisionError
@@ -58,6 +59,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, port: int, token: str, latest: Callable[[], Status | None], interval: float) -> None:
         self.token, self.latest, self.interval = token, latest, interval
+        self.history: Sequence[show.Sample] = ()  # of the last hour; another thread may add to it
         self._silent: dict[socket.socket, float] = {}  # connections without a complete request, the oldest first: when each began
         try:
             super().__init__((LOOPBACK, port), _Handler)
@@ -105,20 +107,21 @@ class Server(ThreadingHTTPServer):
         kind, _, bearer = authorization.partition(" ")
         query = parse_qs(parts.query, max_num_fields=10)
         given = [*query.get("token", []), *([bearer.strip()] if kind.lower() == "bearer" else [])]
+        first, _, name = parts.path[1:].partition("/")
+        name, given = (name, [unquote(first)]) if name else (first, given)
         if not any(hmac.compare_digest(each.encode(), self.token.encode()) for each in given):
             return _plain(HTTPStatus.UNAUTHORIZED, "the token is missing or wrong: use the address that provision status --serve printed")
         status = self.latest()
-        if parts.path == "/":
+        if not name:
             nonce = secrets.token_urlsafe(16)
-            paused = query.get("refresh") == ["0"]
-            # The link has the token of the address that it replaces; who sent the token as bearer has no use for a link.
-            turn = f"?{urlencode({'token': self.token, **({} if paused else {'refresh': '0'})})}" if "token" in query else None
-            body = page(status, self.interval, nonce, paused=paused, turn=turn)
+            token = self.token if "token" in query else None  # for links; who sent it as bearer has no use for them
+            body = page(status, self.interval, nonce, tuple(self.history), paused=query.get("refresh") == ["0"], token=token)
             return _Reply(HTTPStatus.OK, "text/html; charset=utf-8", body.encode(), _POLICY.format(nonce=nonce))
-        if parts.path == "/report.html" and (report := _report(status)) is not None:
-            return _Reply(HTTPStatus.OK, "text/html; charset=utf-8", report, _POLICY.replace("'nonce-{nonce}'", "'unsafe-inline'"))
-        if parts.path != "/status.json":
-            return _plain(HTTPStatus.NOT_FOUND, "there are /, /status.json, and after an installation /report.html")
+        if (content := _of_run(status, name)) is not None:
+            kind = "text/html" if name == report_page.NAME else "text/plain"
+            return _Reply(HTTPStatus.OK, f"{kind}; charset=utf-8", content, _POLICY.replace("'nonce-{nonce}'", "'unsafe-inline'"))
+        if name != "status.json":
+            return _plain(HTTPStatus.NOT_FOUND, "there are /, /status.json, and after an installation /report.html with its files")
         if status is None:
             return _plain(HTTPStatus.SERVICE_UNAVAILABLE, "the hosts have not answered yet")
         return _Reply(HTTPStatus.OK, "application/json", status.model_dump_json(by_alias=True).encode())
@@ -170,25 +173,31 @@ def _plain(status: HTTPStatus, text: str) -> _Reply:
     return _Reply(status, "text/plain; charset=utf-8", f"{text}\n".encode())
 
 
-def _report(status: Status | None) -> bytes | None:
-    """The page of the last run."""
-    return run_folders.content(Path(status.last_run.folder) / report_page.NAME) if status and status.last_run else None
+def _of_run(status: Status | None, name: str) -> bytes | None:
+    """The page of the last run, or a file that it links."""
+    last = status.last_run if status else None
+    return run_folders.content(Path(last.folder) / name) if last and name in (report_page.NAME, *report_page.FILES) else None
 
 
-def page(status: Status | None, interval: float, nonce: str, *, paused: bool = False, turn: str | None = None) -> str:
+def page(
+    status: Status | None,
+    interval: float,
+    nonce: str,
+    history: Sequence[show.Sample] = (),
+    *,
+    paused: bool = False,
+    token: str | None = None,
+) -> str:
     """The page, with the rows and lines of the terminal; before the first answer it only says so. It has no script: the browser loads it
-    again after the interval.
-
-    Args:
-        paused: the browser does not load it again.
-        turn: the address of the same page in the other of these two states, for a link.
+    again after the interval, unless it is ``paused``. ``token``: for its links.
     """
     again, age = max(1, round(interval)), time.time() - status.when if status else 0.0
     return pages.template("provision.report.status").render(
         nonce=nonce,
         paused=paused,
-        turn=turn,
-        report="/report.html" + turn.partition("&")[0] if turn and _report(status) else None,
+        token=token,
+        report=report_page.NAME if _of_run(status, report_page.NAME) else None,
+        charts=show.charts(history),
         high=show.HIGH,
         again=again,
         summary=f"{status.inventory}: {show.summary(status)}" if status else "Waiting for the hosts' first answer",

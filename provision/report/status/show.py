@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from provision.base.terminal import Console, Table, clipped, styled, table, wrapped
@@ -30,6 +30,10 @@ _FEWEST_ROWS = 4  # of hosts in a live view
 _MAX_LINES = 2  # of a text in a live view
 _ANY_WIDTH = 10_000
 _GIB = 1 << 30
+MAX_DRAWN = 64  # hosts, whose last hour is kept and drawn
+HOUR_S, CHART = 3600.0, (120, 24)  # seconds; pixels
+#: When, in seconds since 1970; host → figure → its part of what the host has: a load may be more than all of its cores.
+Sample = tuple[float, Mapping[str, Mapping[str, float]]]
 _MAX_LOAD, _MIN_FREE, _HOT_C = 1.5, 0.05, 85.0  # per core; of memory and disk; °C, from which on cards slow down
 
 
@@ -92,6 +96,36 @@ def tables(status: Status) -> dict[str, list[dict[str, str]]]:
     found = {"Hosts, the worst first": hosts, "GPUs": gpus}
     empty = {title: [name for name in rows[0] if all(row[name] == "-" for row in rows)] for title, rows in found.items() if rows}
     return {title: [{name: row[name] for name in row if name not in empty[title]} for row in found[title]] for title in empty}
+
+
+def sample(status: Status) -> Sample:
+    """What the charts need of a status."""
+    parts: dict[str, dict[str, float]] = {}
+    for host in status.hosts[:MAX_DRAWN]:
+        used = (host.memory.total - host.memory.available, host.memory.total) if host.memory else (None, None)
+        known = {"load": (host.load, host.cores), "memory": used, "GPUs": (host.utilization, 100)}
+        parts[host.host] = {name: part / whole for name, (part, whole) in known.items() if part is not None and whole}
+    return status.when, parts
+
+
+def charts(history: Sequence[Sample]) -> list[dict[str, str | tuple[str, str]]]:
+    """A row for each host: its name, and of each figure that any host has the last hour, as a path of SVG and in words; none before there
+    are two samples of it."""
+    recent = [each for each in history if history[-1][0] - each[0] < HOUR_S]
+    hosts = recent[-1][1] if len(recent) > 1 else {}
+    figures = dict.fromkeys(name for _, parts in recent for host in hosts for name in parts.get(host, {}))
+    return [{"host": host, **{name: _chart(recent, host, name) for name in figures}} for host in hosts]
+
+
+def _chart(recent: Sequence[Sample], host: str, figure: str) -> tuple[str, str]:
+    """With a gap where the figure was not known."""
+    values = [parts.get(host, {}).get(figure) for _, parts in recent]
+    known, path = [value for value in values if value is not None], []
+    for (when, _), value, before in zip(recent, values, [None, *values], strict=False):
+        if value is not None:
+            x, y = CHART[0] * (1 - (recent[-1][0] - when) / HOUR_S), CHART[1] * (1 - min(max(value, 0.0), 1.0))
+            path.append(f"{'M' if before is None else 'L'}{x:.1f},{y:.1f}")
+    return " ".join(path), f"{100 * min(known):.0f} to {100 * max(known):.0f} %" if known else "not known"
 
 
 def lines(status: Status) -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ from provision.remote.ansible import Event, Kind, Play
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.remote.timeline import Recorder
+from provision.report import runs
 
 
 def event(kind: Kind, role: str = "openmpi", host: str = "a") -> Event:
@@ -36,7 +37,7 @@ def test_a_step_has_its_worst_tasks_state_and_skipped_tasks_are_no_step(tmp_path
     recorder.event("install", "site", event("ok", ""))
     recorder.event("install", "site", event("task", "", ""))
     recorder.save()
-    found = timeline.read(tmp_path)
+    found = runs.load(tmp_path / timeline.NAME, timeline.Timeline)
     assert found is not None
     assert [(one.stage, one.host, one.step, one.state) for one in found.steps] == [
         ("install", "a", "openmpi", "changed"),
@@ -50,7 +51,7 @@ def test_what_is_done_outside_of_playbooks_is_a_step_too(tmp_path: Path) -> None
     recorder = Recorder(tmp_path)
     with pytest.raises(RuntimeError), recorder.timed("training", "job", ["a", "b"]):
         raise RuntimeError
-    found = timeline.read(tmp_path)
+    found = runs.load(tmp_path / timeline.NAME, timeline.Timeline)
     assert found is not None
     assert [(one.host, one.step, one.state) for one in found.steps] == [("a", "job", "failed"), ("b", "job", "failed")]
 
@@ -62,7 +63,7 @@ def test_a_playbook_leaves_its_timeline_in_the_run_folder(tmp_path: Path, monkey
     book.write_text(json.dumps([{"name": "Test", "hosts": "all", "connection": "local", "gather_facts": False, "tasks": tasks}]))
     with Session(inventory.load("localhost"), Progress()) as session:
         session.play(Play(book), "Test")
-    found = timeline.read(session.folder)
+    found = runs.load(session.folder / timeline.NAME, timeline.Timeline)
     assert found is not None
     (step,) = found.steps
     assert (step.stage, step.host, step.step, step.state) == ("survey", "localhost", "short", "changed")
@@ -84,13 +85,13 @@ def test_a_playbook_leaves_its_timeline_in_the_run_folder(tmp_path: Path, monkey
 )
 def test_what_is_no_timeline_is_none(tmp_path: Path, content: Any) -> None:
     (tmp_path / timeline.NAME).write_text(content if isinstance(content, str) else json.dumps(content))
-    assert timeline.read(tmp_path) is None
+    assert runs.load(tmp_path / timeline.NAME, timeline.Timeline) is None
 
 
 def test_no_file_and_too_large_a_file_are_none(tmp_path: Path) -> None:
-    assert timeline.read(tmp_path) is None
+    assert runs.load(tmp_path / timeline.NAME, timeline.Timeline) is None
     (tmp_path / timeline.NAME).write_text('{"schema": 1, "steps": []}' + " " * run_folders.LARGEST_FILE)
-    assert timeline.read(tmp_path) is None
+    assert runs.load(tmp_path / timeline.NAME, timeline.Timeline) is None
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_a_training_job_has_failed_without_its_report_with_a_fault_and_with_an_e
     with Session(inventory.load("a,b"), Progress()) as session:
         session.step = "training"
         result = training_job.run(session, plan, SmokeOptions())
-    found = timeline.read(session.folder)
+    found = runs.load(session.folder / timeline.NAME, timeline.Timeline)
     assert found is not None
     assert [(one.stage, one.host, one.step, one.state) for one in found.steps] == [("training", name, "job", state) for name in "ab"]
     assert bool(result.faults) is (state == "failed"), result.faults

@@ -165,7 +165,7 @@ def test_no_file_of_a_run_keeps_a_command_waiting() -> None:
     assert [run.verdict for run in runs.every()] == ["unreadable"]
     (made / "report.json").unlink()
     assert [run.verdict for run in runs.every()] == ["unknown"]
-    assert timeline.read(made) is None
+    assert runs.load(made / timeline.NAME, timeline.Timeline) is None
     assert last_run.newest_inventory() is None
     with session("provision up") as one:
         assert one.dead_runs() == []

@@ -32,6 +32,7 @@ from provision.report.status import server as serving
 from provision.report.status.model import LastRun, Size, Status
 from provision.report.status.observer import Observer, Poller
 from provision.report.status.server import Server
+from provision.report.status.show import MAX_DRAWN, sample
 
 TOKEN = secrets.token_urlsafe(32)
 EVIL = '<script>alert(1)</script>"} 1\n\x1b[2J\u202e\\'
@@ -278,8 +279,27 @@ def test_what_is_out_of_range_is_marked_and_empty_columns_are_hidden(server: Ser
     assert not re.search(r'data-name="(ranks|power)"', body)
 
 
+def test_the_last_hour_is_a_chart_for_each_host_and_figure(server: Server, status: Status) -> None:
+    address, now = f"/?token={TOKEN}", status.when
+    assert "The last hour" not in ask(server, address)[1]
+    loads = [(4000.0, 9.0), (1800.0, 0.5), (900.0, None), (600.0, 0.25), (0.0, 3.0)]
+    history = [(now - ago, {EVIL: {"load": load} if load is not None else {}, "down": {}}) for ago, load in loads]
+    server.history = history
+    body = ask(server, address)[1]
+    page = Page()
+    page.feed(body)
+    assert re.findall(r'<path d="([^"]*)"/>', body) == ["M60.0,12.0 M100.0,18.0 L120.0,0.0", ""], "a gap; nothing above the frame"
+    assert "25 to 300 %" in page.text
+    assert "<script>alert(1)</script>" in page.text
+    assert "script" not in page.tags
+    assert not re.search(r'data-name="memory"', body), "of no host"
+    many = status.model_copy(update={"hosts": status.hosts * 100})
+    assert len(sample(many)[1]) <= MAX_DRAWN
+    assert sample(status)[1]["node1"] == {"load": 3.25 / 16, "memory": 24 / 64, "GPUs": 0.97}
+
+
 def test_the_page_of_the_last_run_is_linked(server: Server, status: Status, tmp_path: Path) -> None:
-    address = f"/report.html?token={TOKEN}"
+    address = f"/{TOKEN}/report.html"
     last = LastRun(run="20261126-170000-abc123", command="provision up", verdict="ready", began=None, folder=str(tmp_path))
     server.box[0] = status.model_copy(update={"last_run": last})  # type: ignore[attr-defined]
     assert ask(server, address)[0].status == 404
@@ -288,6 +308,18 @@ def test_the_page_of_the_last_run_is_linked(server: Server, status: Status, tmp_
     assert f'href="{address}"' in ask(server, f"/?token={TOKEN}")[1]
     reply, body = ask(server, address)
     assert (reply.status, body) == (200, "<p>the page</p>")
+    assert ask(server, f"/report.html?token={TOKEN}")[1] == body
+    (tmp_path / "site/artifacts/ansible").mkdir(parents=True)
+    for name in ("plan.json", "secrets.json", "site/artifacts/ansible/stdout", "site/artifacts/ansible/secrets"):
+        (tmp_path / name).write_text("{}")
+    reply, body = ask(server, f"/{TOKEN}/plan.json")
+    assert (reply.headers["Content-Type"], body) == ("text/plain; charset=utf-8", "{}"), "as the page links it: by its name alone"
+    assert ask(server, f"/{TOKEN}/site/artifacts/ansible/stdout")[1] == "{}"
+    unknown = ("secrets.json", "../plan.json", "survey", "site/artifacts/ansible/secrets", "plan.json/")
+    assert [ask(server, f"/{TOKEN}/{name}")[0].status for name in unknown] == [404] * len(unknown)
+    assert [ask(server, target)[0].status for target in (f"/{TOKEN}x/plan.json", f"/wrong/report.html?token={TOKEN}", "/plan.json")] == [
+        401
+    ] * 3
     assert "script-src" not in reply.headers["Content-Security-Policy"]
     assert "default-src 'none'" in reply.headers["Content-Security-Policy"]
 
