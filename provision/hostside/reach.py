@@ -97,7 +97,7 @@ def try_ssh(peer):
         login = ["ssh", "-F", config]
     else:
         login = ["ssh", "-o", "StrictHostKeyChecking=yes", "-p", str(peer["ssh_port"]), "-l", peer["user"]]
-    login += ["-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "ControlPath=none", peer["address"], "true"]
+    login += ["-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "ControlPath=none", "--", peer["address"], "true"]
     try:
         done = subprocess.run(login, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=LOGIN_S)
     except subprocess.TimeoutExpired:

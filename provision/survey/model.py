@@ -455,7 +455,8 @@ class Interface(Section):
 class SshConnection(Section):
     """The connection of the survey, seen from the host."""
 
-    server_address: str | None = None
+    # It gets into commands on other hosts. sshd says UNKNOWN, or a path, of a connection that is none of IP.
+    server_address: Annotated[Address | None, BeforeValidator(lambda said: said if _is_address(said) else None)] = None
     server_port: Annotated[Port | None, BeforeValidator(lambda port: port or None)] = None  # 0 for a connection that is none of IP
     interface: str | None = None
 

@@ -100,6 +100,16 @@ def test_another_program_on_the_port_is_not_the_peer() -> None:
     assert answer.tcp["h1"][peer["ports"][0]] == "another program answers"
 
 
+def test_an_address_is_never_an_option_of_ssh(tmp_path, monkeypatch) -> None:
+    (tmp_path / "ssh").write_text('#!/bin/sh\necho "$@" >&2; exit 1\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    order = made(2)["h0"]
+    peer = {**order["peers"][0], "address": "-oProxyCommand=id"}
+    answer = reachability.parse(start({**order, "peers": [peer], "ssh": True, "seconds": 0.1}).communicate(timeout=60)[0])
+    assert str(answer.ssh["h1"]).endswith(" -- -oProxyCommand=id true")
+
+
 def test_orders_have_one_key_for_each_run() -> None:
     given = made(4)
     assert len({order["key"] for order in given.values()}) == 1

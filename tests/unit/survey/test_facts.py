@@ -222,9 +222,10 @@ def test_a_deeply_nested_manifest_is_refused() -> None:
         parse_output(f'{BEGIN}\n{{"installed": {text}}}\n{END}\n')
 
 
-def test_unknown_ports_and_limits_are_accepted() -> None:
-    found = answered(network={"ssh_connection": {"server_address": "UNKNOWN", "server_port": 0}}, limits={"nofile": None})
-    assert found.network.ssh_connection.server_port is None
+@pytest.mark.parametrize("address", ["UNKNOWN", "/run/ssh.socket", "-oProxyCommand=id"])  # other hosts log in there
+def test_unknown_addresses_ports_and_limits_are_accepted(address: str) -> None:
+    found = answered(network={"ssh_connection": {"server_address": address, "server_port": 0}}, limits={"nofile": None})
+    assert (found.network.ssh_connection.server_address, found.network.ssh_connection.server_port) == (None, None)
     assert found.limits == {}
 
 
