@@ -14,13 +14,12 @@ from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import Catalog, overlay
 from provision.diagnosis import logs
 from provision.diagnosis.findings import Finding
-from provision.doctor import reachability
 from provision.doctor.checks import CHECKED, examine
 from provision.doctor.health import verdict
 from provision.doctor.health.collect import HealthRequest, of_hosts, of_this_machine
 from provision.doctor.health.model import Health
 from provision.remote.session import Session
-from provision.survey import Facts, Unsurveyed, collect, gpu_code, host_problems, parse_survey, unsurveyed_problem
+from provision.survey import Facts, Unsurveyed, collect, gpu_code, host_problems, parse_survey, reachability, unsurveyed_problem
 
 THIS_MACHINE = "localhost"
 _TIMEOUT_S = 60.0

@@ -91,7 +91,12 @@ def try_ports(order, peer, deadline, called):
 
 
 def try_ssh(peer):
-    """None when a login works, else the error. As mpirun logs in, where an installation of ours set that up; else as ssh by default."""
+    """None when a login works (without a user: when sshd's port is reached), else the error. As mpirun, if we set that up, else as ssh."""
+    if peer["user"] is None:
+        try:
+            return socket.create_connection((peer["address"], peer["ssh_port"]), CONNECT_S).close()
+        except OSError as error:
+            return str(error)
     config = os.path.expanduser("~/.ssh/provision_config")
     if os.path.exists(config):
         login = ["ssh", "-F", config]

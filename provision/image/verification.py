@@ -20,7 +20,6 @@ from provision.base import resources, signals
 from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.base.problems import Problem
 from provision.diagnosis.findings import Finding
-from provision.doctor import reachability
 from provision.doctor.checks import examine
 from provision.image import container_hosts, local_images, trial_containers
 from provision.inventory import loading
@@ -30,7 +29,7 @@ from provision.plan.options import SmokeOptions
 from provision.remote import progress, ssh
 from provision.remote.session import Session
 from provision.sandbox.containers import container_engine
-from provision.survey import Facts, collect, gpu_code
+from provision.survey import Facts, collect, gpu_code, reachability
 
 _LOAD_S = 300.0  # for gigabytes of libraries
 

@@ -76,7 +76,7 @@ def resolve(
         name: _host_plan(name, host, class_of[name], of_host[name], networks[name], drivers.get(name), components[class_of[name]])
         for name, host in facts.items()
     }
-    found += [*driver_notes, *notes.of_hosts(facts, class_of, plans, requirements.catalog), *network.notes(networks.values())]
+    found += [*driver_notes, *notes.of_hosts(facts, class_of, plans, requirements.catalog), *network.notes(networks, facts)]
     return Plan(plans, notes=tuple(found), knowledge=known)
 
 

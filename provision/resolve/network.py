@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 
+from provision.base.text import joined, shortened
 from provision.plan.model import Network
 from provision.resolve.remedies import Conflict, Proposal, exclude
-from provision.survey import Facts
+from provision.survey import Facts, links
 from provision.survey.model import Interface
+
+_CHOSEN = "all hosts reach each other in it"
 
 
 def network(name: str, host: Facts, requested: str | None, *, alone: bool) -> Network:
-    """The requested interface, else the one that carried our own connection, else the default route's. Never docker0.
+    """The requested interface, else that of the survey's connection or choice, else the default route's. Never docker0.
 
     Raises:
         Conflict: there is none.
@@ -24,7 +27,7 @@ def network(name: str, host: Facts, requested: str | None, *, alone: bool) -> Ne
         raise Conflict("network-interface", name, f"provision_interface={requested}: {wrong}", _proposals(name, host, alone=alone))
     candidates = [
         (requested, "requested in the inventory"),
-        (connection.interface, "it carried our own connection"),
+        (connection.interface, _CHOSEN if host.network.instead_of else "it carried our own connection"),
         (host.network.default_route_interface, "it has the default route"),
         *((entry, "the first that is up") for entry in sorted(interfaces)),
     ]
@@ -65,10 +68,33 @@ def _ipv4(interface: Interface, preferred: str | None) -> str | None:
     return next((cidr for cidr in found if cidr.split("/")[0] == preferred), found[0] if found else None)
 
 
-def notes(networks: Iterable[Network]) -> list[str]:
-    """A note for hosts that do not share one network."""
-    found = sorted({network.cidr for network in networks if network.cidr})
-    if len(found) <= 1:
-        return []
-    listed = ", ".join(found[:6]) + (f" and {len(found) - 6} more" if len(found) > 6 else "")
-    return [f"hosts are in different networks ({listed}): MPI needs a route between them, without NAT"]
+def notes(networks: Mapping[str, Network], hosts: Mapping[str, Facts]) -> Iterator[str]:
+    """What to know of several hosts' networks: whether it is one, why it is not that of our connection, its MTU, and what is faster."""
+    if len(hosts) < 2:
+        return
+    found = sorted({network.cidr for network in networks.values() if network.cidr})
+    if len(found) > 1:
+        listed = ", ".join(found[:6]) + (f" and {len(found) - 6} more" if len(found) > 6 else "")
+        yield f"hosts are in different networks ({listed}): MPI needs a route between them, without NAT"
+    used = {name: each for name, host in hosts.items() for each in host.network.interfaces if each.name == networks[name].interface}
+    mbps = min((each.mbps for each in used.values()), default=0)
+    if carriers := {str(host.network.instead_of) for name, host in hosts.items() if networks[name].why == _CHOSEN}:
+        yield f"network {joined(found)} ({mbps / 1000:g} Gb/s) instead of {joined(sorted(carriers))}: {_CHOSEN}"
+    sizes = sorted({each.mtu for each in used.values() if each.mtu})
+    if len(sizes) > 1:
+        listed = "; ".join(f"{size} on {shortened([name for name in used if used[name].mtu == size])}" for size in sizes)
+        yield f"the MTU of {joined(found)} differs ({listed}): long packets may be lost: ip link set dev INTERFACE mtu {sizes[0]}"
+    faster, unused = [link for link in links.shared(hosts) if link.mbps > mbps and link.cidr not in found], []
+    for link in faster:
+        absent = shortened([name for name in hosts if name not in link.members])
+        has_failed = any(link.cidr in host.network.unreached for host in hosts.values())
+        why = "the hosts have not reached each other in it" if has_failed else "not tried: provision_interface takes it"
+        unused.append(f"{link.cidr} ({link.mbps / 1000:g} Gb/s, {f'without {absent}' if absent else why})")
+    rdma = {each for host in hosts.values() for port in host.infiniband for each in port.interfaces}
+    real = [each for host in hosts.values() for each in host.network.interfaces if each.up and not each.virtual and each.name not in rdma]
+    bare = [each.name for each in real if each.mbps > mbps and each.addresses and not each.ipv4]
+    unused += [f"{joined(sorted(set(bare)))} (no IPv4 address)"] if len(bare) > 1 else []
+    if unused:
+        is_web = {name for link in faster if 2 == len(link.members) < len(hosts) for name in link.members} == hosts.keys()
+        remedy = "; bridges (with STP) or a switch would make the cables one network" * is_web
+        yield f"faster networks are not used: {joined(unused)}{remedy}"

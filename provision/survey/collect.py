@@ -31,6 +31,7 @@ from provision.survey import (
     host_problems,
     inventory_problems,
     lasting_problems,
+    links,
     load_file,
     parse_survey,
     unsurveyed_problem,
@@ -118,6 +119,8 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
     survey.problems += cluster_problems(survey.hosts, {name: answer.received_at for name, answer in answers.items() if answer.output})
     survey.problems += inventory_problems(session.inventory, survey.hosts)
     survey.problems.sort(key=lambda problem: problem.severity != "error")
+    blocked = set(survey.blocked)
+    survey.hosts |= links.with_networks(session, {name: found for name, found in survey.hosts.items() if name not in blocked})
     session.privileged = {name for name, found in survey.hosts.items() if found.user.can_become}
     pythons = {name: found.python.executable or "" for name, found in survey.hosts.items()}
     session.interpreters = {name: path for name, path in pythons.items() if re.fullmatch(r"/[\w.+/@-]+", path)}  # a shell reads it as it is

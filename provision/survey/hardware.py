@@ -179,7 +179,7 @@ def _gbps(ports: Iterable[InfinibandPort]) -> int:
 
 def _management(ports: list[InfinibandPort], facts: Facts, catalog: Catalog) -> str | None:
     """What shows that some of the RDMA ports alike are for management or storage; two ports are often both the GPUs'."""
-    ssh = facts.network.ssh_connection.interface
+    ssh = facts.network.instead_of or facts.network.ssh_connection.interface
     carriers = [port.device for port in ports if port.device and ssh in port.interfaces]
     if carriers and len(ports) > len(carriers) + 1:
         return f"{joined(carriers)} carries ssh"

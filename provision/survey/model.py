@@ -447,13 +447,18 @@ class Interface(Section):
     device: bool = False
 
     @property
+    def mbps(self) -> int:
+        """Its speed; one that does not say it, as a virtual machine's, counts as 10 Gb/s, and a wireless one as none."""
+        return int(self.speed or 10_000 * (self.kind != "wireless"))
+
+    @property
     def ipv4(self) -> list[str]:
         """Its IPv4 addresses with their prefix lengths."""
         return [cidr for cidr in self.addresses if ":" not in cidr]
 
 
 class SshConnection(Section):
-    """The connection of the survey, seen from the host."""
+    """How the other hosts reach this one: as the survey has, or in the faster network of `survey/links.py`."""
 
     # It gets into commands on other hosts. sshd says UNKNOWN, or a path, of a connection that is none of IP.
     server_address: Annotated[Address | None, BeforeValidator(lambda said: said if _is_address(said) else None)] = None
@@ -462,12 +467,21 @@ class SshConnection(Section):
 
 
 class NetworkFacts(Section):
-    """The host's networks; ``asked_for``: the interface that the inventory names."""
+    """The host's networks; ``asked_for``: the interface that the inventory names; ``instead_of``: the one that carried the survey, where
+    another was chosen; ``unreached``: networks (CIDR) in which hosts did not reach each other."""
 
     interfaces: list[Interface] = []
     default_route_interface: str | None = None
     ssh_connection: SshConnection = SshConnection()
     asked_for: str | None = None
+    instead_of: str | None = None
+    unreached: list[str] = []
+
+    @property
+    def picked(self) -> Interface | None:
+        """The interface that MPI would use (`resolve/network.py`): the requested one, that of the connection, that of the default route."""
+        wanted = self.asked_for or self.ssh_connection.interface or self.default_route_interface
+        return next((each for each in self.interfaces if each.name == wanted), None)
 
 
 class InfinibandPort(Section):

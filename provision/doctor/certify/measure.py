@@ -17,7 +17,7 @@ from provision.remote.session import Session
 from provision.survey import parse_answer
 
 _BEGIN = "===PROVISION-CERTIFY-BEGIN==="  # as hostside/certify.py writes it
-_PORTS = range(32768, 60999)  # as doctor/reachability.py
+_PORTS = range(32768, 60999)  # as survey/reachability.py
 _HOST_S, _PAIR_S = 70, 40  # of one answer: every core and GPU works for seconds, and PyTorch is imported; TCP is measured six times
 _WAIT_S = 20  # the later side of a pair may begin that much later; more of them than ssh starts at once begin later still
 _PER_HOST_S = 0.3  # hosts that share a machine, as in a sandbox, wait for each other

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from provision.base.problems import Severity
 from provision.base.text import joined
 from provision.doctor.checks.registry import Connections, Hosts, Observation, Observations, cluster_check, connection_check
-from provision.survey import Facts
+from provision.survey import Facts, links
 from provision.survey.model import Interface
 
 
@@ -45,7 +45,7 @@ _same(
 )
 _same("torch-differs", "PyTorch", lambda facts: facts.installed.packages.get("torch"))
 _same("engine-differs", "the engine", lambda facts: facts.installed.packages.get("collective_core"))
-_same("mtu-differs", "the MTU of its network", lambda facts: picked.mtu if (picked := _picked(facts)) else None)
+_same("mtu-differs", "the MTU of its network", lambda facts: picked.mtu if (picked := facts.network.picked) else None)
 
 
 @cluster_check("orte-unpack-past-end", "warning")
@@ -101,13 +101,6 @@ def _bridges(hosts: Hosts) -> Observations:
             yield Observation(what, "btl_tcp_if_include = the hosts' network", host=name)
 
 
-def _picked(facts: Facts) -> Interface | None:
-    """The interface that MPI would use (`resolve/network.py`): the requested one, that of our connection, that of the default route."""
-    network = facts.network
-    wanted = network.asked_for or network.ssh_connection.interface or network.default_route_interface
-    return next((each for each in network.interfaces if each.name == wanted), None)
-
-
 def _subnets(interface: Interface | None) -> set[str]:
     return {
         str(ipaddress.ip_interface(cidr).network) for cidr in (interface.addresses if interface else ()) if not cidr.startswith("fe80:")
@@ -117,14 +110,14 @@ def _subnets(interface: Interface | None) -> set[str]:
 @cluster_check("mpi-other-network")
 def _other_network(hosts: Hosts) -> Observations:
     """Hosts on which MPI would use a network that most others are not in."""
-    subnets = {name: found for name, facts in hosts.items() if (found := _subnets(_picked(facts)))}
+    subnets = {name: found for name, facts in hosts.items() if (found := _subnets(facts.network.picked))}
     count = Counter(subnet for found in subnets.values() for subnet in found)
     if not count:
         return
     usual, members = count.most_common(1)[0]
     for name, found in subnets.items():
         if usual not in found and members > 1:
-            picked = _picked(hosts[name])
+            picked = hosts[name].network.picked
             what = f"MPI would use {picked.name if picked else '?'} ({', '.join(sorted(found))})"
             yield Observation(what, f"an interface in {usual}, as on {members} others", host=name)
 
@@ -132,19 +125,11 @@ def _other_network(hosts: Hosts) -> Observations:
 @cluster_check("mpi-faster-network")
 def _faster_network(hosts: Hosts) -> Observations:
     """Another network that all hosts share and that is faster everywhere than the one that MPI would use."""
-    if len(hosts) < 2:
-        return
-    picked = {name: _picked(facts) for name, facts in hosts.items()}
-    faster: list[dict[str, Interface]] = []
-    for name, facts in hosts.items():
-        speed = (mine.speed if (mine := picked[name]) else None) or 0
-        usable = [each for each in facts.network.interfaces if each.up and not each.virtual and (each.speed or 0) > speed > 0]
-        faster.append({subnet: each for each in usable for subnet in _subnets(each)})
-    for subnet in sorted(set.intersection(*(set(each) for each in faster))):
-        for (name, used), found in zip(picked.items(), faster, strict=True):
-            better = found[subnet]
-            current = f"{used.name} ({used.speed} Mbit/s)" if used else ""
-            what = f"MPI would use {current}; {better.name} has {better.speed} Mbit/s and is on all hosts' network"
+    used = {name: picked for name, facts in hosts.items() if (picked := facts.network.picked)}
+    for link in links.faster(hosts) if len(used) == len(hosts) else ():
+        for name, (better, _) in link.members.items() if all(picked.mbps < link.mbps for picked in used.values()) else ():
+            current = f"{used[name].name} ({used[name].mbps} Mbit/s)"
+            what = f"MPI would use {current}; {better.name} has {better.mbps} Mbit/s and is on all hosts' network"
             yield Observation(what, better.name, (f"provision_interface={better.name}   # next to the host in the inventory",), name)
 
 

@@ -10,10 +10,11 @@ from provision.catalog import Catalog
 from provision.diagnosis import logs
 from provision.diagnosis.findings import Finding
 from provision.diagnosis.signatures import LAYERS, is_known, known_error
-from provision.doctor.checks.registry import CHECKS, Reachability
+from provision.doctor.checks.registry import CHECKS
 from provision.doctor.health.model import Health
 from provision.doctor.health.parsers import xids
 from provision.survey import Facts
+from provision.survey.reachability import Reachability
 
 LOGIN_FIX = ("provision up HOSTS   # sets up ssh between all hosts, host keys included", "ssh -v ADDRESS true   # on this host, to see why")
 

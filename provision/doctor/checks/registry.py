@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-
-from pydantic.dataclasses import dataclass as validated
+from dataclasses import dataclass, replace
 
 from provision.base.problems import Severity
 from provision.catalog import Catalog
 from provision.doctor.health.model import Health
 from provision.survey import Facts
+from provision.survey.reachability import Reachability
 
 
 @dataclass(frozen=True)
@@ -32,22 +31,6 @@ class Observation:
     host: str = ""
     severity: Severity | None = None
     id: str = ""
-
-
-@validated(frozen=True)
-class Reachability:
-    """Whether one host reaches the others.
-
-    Args:
-        port: where it listened; None if it could not, and ``problem`` says why.
-        tcp: peer → port → the error of a connection to it; no ports where one was reached.
-        ssh: peer → the error message of ssh, None where the login works; only where it was tried.
-    """
-
-    port: int | None
-    problem: str | None = None
-    tcp: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    ssh: Mapping[str, str | None] = field(default_factory=dict)
 
 
 Hosts = Mapping[str, Facts]

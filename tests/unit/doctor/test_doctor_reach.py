@@ -17,10 +17,9 @@ from invented_hosts import stated
 from provision.base import resources
 from provision.base.errors import ProvisionError
 from provision.catalog import OURS
-from provision.doctor import reachability
 from provision.doctor.checks import Reachability, examine
 from provision.inventory import Host
-from provision.survey import Facts
+from provision.survey import Facts, reachability
 
 SCRIPT = resources.script("reach.py")
 
@@ -108,6 +107,15 @@ def test_an_address_is_never_an_option_of_ssh(tmp_path, monkeypatch) -> None:
     peer = {**order["peers"][0], "address": "-oProxyCommand=id"}
     answer = reachability.parse(start({**order, "peers": [peer], "ssh": True, "seconds": 0.1}).communicate(timeout=60)[0])
     assert str(answer.ssh["h1"]).endswith(" -- -oProxyCommand=id true")
+
+
+def test_without_logins_sshd_s_port_must_be_reached() -> None:
+    group = [Host(name, name) for name in ("h0", "h1")]
+    orders = reachability.orders(group, {host.name: facts(number) for number, host in enumerate(group)}, logins=False)
+    with socket.create_server(("127.0.7.2", 0)) as sshd:
+        peers = [{**orders["h0"]["peers"][0], "name": name, "ssh_port": port} for name, port in (("h1", sshd.getsockname()[1]), ("h2", 1))]
+        answer = reachability.parse(start({**orders["h0"], "peers": peers, "seconds": 0.1}).communicate(timeout=60)[0])
+    assert answer.ssh == {"h1": None, "h2": "[Errno 111] Connection refused"}
 
 
 def test_orders_have_one_key_for_each_run() -> None:

@@ -10,15 +10,18 @@ import json
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import field
+
+from pydantic.dataclasses import dataclass as validated
 
 from provision.base import resources
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
-from provision.doctor.checks import Reachability
 from provision.inventory import Host
 from provision.remote import ansible, ssh
 from provision.remote.session import Session
-from provision.survey import Facts, parse_answer
+from provision.survey.document import parse_answer
+from provision.survey.model import Facts
 
 GROUP = 50  # hosts that try to reach each other; of more, each tries those of its own fifty
 _BEGIN = "===PROVISION-REACH-BEGIN==="  # as hostside/reach.py writes it
@@ -27,21 +30,39 @@ _WAIT_S = 8.0  # the last host may begin that much later than the first
 _WAIT_PER_HOST_S = 0.25
 
 
-def check(session: Session, known: Mapping[str, Facts]) -> tuple[dict[str, Reachability], list[Problem]]:
+@validated(frozen=True)
+class Reachability:
+    """Whether one host reaches the others.
+
+    Args:
+        port: where it listened; None if it could not, and ``problem`` says why.
+        tcp: peer → port → the error of a connection to it; no ports where one was reached.
+        ssh: peer → the error message of ssh, None where the login works; only where it was tried.
+    """
+
+    port: int | None
+    problem: str | None = None
+    tcp: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    ssh: Mapping[str, str | None] = field(default_factory=dict)
+
+
+def check(session: Session, known: Mapping[str, Facts], *, logins: bool = True) -> tuple[dict[str, Reachability], list[Problem]]:
     """What each host reaches, and which hosts could not try.
 
     Args:
         known: facts of the hosts that answered the survey.
+        logins: try to log in where that should work; else only whether sshd's port is reached.
     """
     able = [host for host in session.inventory.hosts if host.name in known and _address(known[host.name])]
+    count = -(-len(able) // GROUP)
     connections: dict[str, Reachability] = {}
     problems: list[Problem] = []
-    for group in (able[start : start + GROUP] for start in range(0, len(able), GROUP)):
+    for group in (able[number::count] for number in range(count)):  # each with hosts of all racks
         if len(group) > 1:
             session.progress.stage("Test connections", [host.name for host in group])
             pythons = {host.name: shlex.quote(known[host.name].python.executable or "python3") for host in group}
             scripts = {name: resources.inline_command("reach.py", interpreter=python) for name, python in pythons.items()}
-            stdin = {name: json.dumps(order).encode() for name, order in orders(group, known).items()}
+            stdin = {name: json.dumps(order).encode() for name, order in orders(group, known, logins=logins).items()}
             for name, answer in ssh.run(session, scripts, stdin=stdin, timeout=ansible.ANSWER_S).items():
                 try:
                     connections[name] = parse(answer.out if _BEGIN in answer.out else answer.err or answer.error)
@@ -58,7 +79,7 @@ def _address(found: Facts) -> str | None:
     return connection.server_address if connection.interface else None
 
 
-def orders(group: Sequence[Host], known: Mapping[str, Facts]) -> Mapping[str, Mapping[str, object]]:
+def orders(group: Sequence[Host], known: Mapping[str, Facts], *, logins: bool = True) -> Mapping[str, Mapping[str, object]]:
     """Host → its input for hostside/reach.py."""
     key = secrets.token_hex(32)
     peers = [
@@ -66,7 +87,7 @@ def orders(group: Sequence[Host], known: Mapping[str, Facts]) -> Mapping[str, Ma
             "name": host.name,
             "address": _address(known[host.name]),
             "ports": secrets.SystemRandom().sample(_PORTS, 3),
-            "user": host.user or known[host.name].user.name,
+            "user": (host.user or known[host.name].user.name) if logins else None,
             "ssh_port": known[host.name].network.ssh_connection.server_port or 22,
         }
         for host in group
@@ -80,7 +101,7 @@ def orders(group: Sequence[Host], known: Mapping[str, Facts]) -> Mapping[str, Ma
             "address": me["address"],
             "ports": me["ports"],
             "seconds": _WAIT_S + len(group) * _WAIT_PER_HOST_S,
-            "ssh": bool(found.mpi.found or found.installed.was_completed),  # mpirun needs it
+            "ssh": bool(not logins or found.mpi.found or found.installed.was_completed),  # mpirun needs it
             "peers": peers[number + 1 :] + peers[:number],  # each begins with another, so that no host gets all logins at once
         }
     return made
