@@ -79,7 +79,7 @@ def plan(
     else:
         with progress.make() as bar, Session(inventory, bar, passwords, command="provision plan", catalog=options.catalog) as session:
             request = Request.of(inventory, options)
-            surveyed = collect.survey_hosts(session, known_for)
+            surveyed = collect.survey_hosts(session, known_for, tries_networks=True)
             bar.close()
             is_fitting = _show_plan(request, surveyed.hosts, surveyed.problems, shown)
             session.record.exit_code = 0 if is_fitting else 1

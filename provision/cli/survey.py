@@ -19,7 +19,7 @@ def survey(hosts: Hosts, limit: Limit = None, json_: Json = False, *, passwords:
     """Show what every host is, what is installed on it, and what would prevent an installation. Changes nothing."""
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown, Session(inventory, shown, passwords, command="provision survey") as session:
-        found = collect.survey_hosts(session)
+        found = collect.survey_hosts(session, tries_networks=True)
         session.record.exit_code = 1 if found.blocked else 0
     if json_:
         terminal.print_json(found.as_dict())

@@ -75,7 +75,7 @@ def _survey(run: Run, request: Request, bundle: Bundle | None) -> Hosts:
     """The facts of the hosts that can be used; none where the run cannot start at ``--from``."""
     options = request.options
     known = engine_builds.known_for(request.engine, options.catalog, bundle.folder / "supplies" if bundle else None)
-    survey = collect.survey_hosts(run.session, known)
+    survey = collect.survey_hosts(run.session, known, tries_networks=True)
     entries.add_survey(run.report, survey)
     usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
     if usable and survey.blocked:  # before the plan, which is for fewer hosts than the user expects

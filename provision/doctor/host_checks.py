@@ -72,7 +72,7 @@ def examine_gpus_of_this_machine(name: str) -> Examination:
 
 def examine_hosts(session: Session, gpu: HealthRequest | None = None) -> Examination:
     """Survey all hosts of the inventory at once, then check their connections to each other, and their GPUs' health if asked."""
-    survey = collect.survey_hosts(session)
+    survey = collect.survey_hosts(session, tries_networks=True)
     for host in session.inventory.hosts:  # checks compare with the inventory's interface, where it names one
         if host.name in survey.hosts:
             found = survey.hosts[host.name]

@@ -80,7 +80,7 @@ class Guard:
         self.printed = []  # what is not a message: of ssh, or of the host's shell
         self.stopped = {}  # pid -> (seconds, rank, name)
         self.ended = []  # (when, rank, code, whether its launcher's process had died before it)
-        self.started = 0  # ranks
+        self.started = None  # ranks, once it has said so
         self.quiet = None  # seconds for which no rank of its host goes on; None without ranks
         self.ranks = []  # where the time of its ranks has gone; none once it is said
         self.killed = []  # ranks that had not ended by themselves when the job was over
@@ -214,8 +214,8 @@ class Watch:
             if key.data is not None and key.data.ranks:
                 say(self._mark, {"host": key.data.host, "ranks": key.data.ranks})
                 key.data.ranks = []
-        started = sum(guard.started for guard in self.guards)
-        if started > self._started:
+        started = sum(guard.started or 0 for guard in self.guards)
+        if started > self._started and all(guard.started is not None for guard in self.guards):
             say(self._mark, {"started": started})
             self._started = started
         known = [guard.quiet for guard in self.guards if guard.quiet is not None]

@@ -186,7 +186,8 @@ def connections(place):
 
 
 def recorded(pid):
-    """(how many operations the engine of a process has begun, those that run: ``allreduce 'loss' of process set 1``), as its recorder says."""
+    """(how many operations the engine of a process has begun, the one that runs: ``allreduce 'loss' of process set 1``), as its recorder
+    says. Of several process sets' that of the first: the others may not be in all."""
     mapped = re.search(rb"^([0-9a-f]+)-\S+ r.* /memfd:collective_flight ", read("/proc/%d/maps" % pid, 8 << 20), re.MULTILINE)
     at = int(mapped.group(1), 16) if mapped else 0
     head = memory(pid, at, HEAD_BYTES) if mapped else b""
@@ -198,8 +199,8 @@ def recorded(pid):
         state, process_set, _, _, kind, name = EVENT.unpack(event) if len(event) == EVENT.size else (0, 0, 0, 0, 0, b"")
         if state == RUNNING and kind < len(KINDS):
             of = " of process set %d" % process_set if process_set else ""
-            found.add("%s '%s'%s" % (KINDS[kind], name.split(b"\0")[0].decode(errors="replace"), of))
-    return newest, text(", ".join(sorted(found)[:4]))
+            found.add((process_set, "%s '%s'%s" % (KINDS[kind], name.split(b"\0")[0].decode(errors="replace"), of)))
+    return newest, text(min(found)[1]) if found else ""
 
 
 def connection(pid, inode):

@@ -271,8 +271,8 @@ class LiveProgress(Progress):
             self._show()
 
     def starting(self, started: int, ranks: int) -> None:
-        with self._lock:
-            self._doing = f"{started} of {counted(ranks, 'rank')} started"  # the view has ended where the program has printed something
+        with self._lock:  # the view has ended where the program has printed something
+            self._doing = f"{started} of {counted(ranks, 'rank')} started" if self._training is None else self._doing
 
     def training(self, now: TrainingProgress) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ from provision.resolve.remedies import Conflict, Proposal, exclude
 from provision.survey import Facts, links
 from provision.survey.model import Interface
 
-_CHOSEN = "all hosts reach each other in it"
+_CHOSEN = "the hosts reach each other in it"
 
 
 def network(name: str, host: Facts, requested: str | None, *, alone: bool) -> Network:

@@ -82,7 +82,7 @@ def _is_installed(found: Facts) -> bool:
     return found.installed.was_completed
 
 
-def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_installed) -> Survey:
+def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_installed, *, tries_networks: bool = False) -> Survey:
     """Survey all hosts of the session's inventory. Changes nothing on them.
 
     Args:
@@ -120,7 +120,8 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
     survey.problems += inventory_problems(session.inventory, survey.hosts)
     survey.problems.sort(key=lambda problem: problem.severity != "error")
     blocked = set(survey.blocked)
-    survey.hosts |= links.with_networks(session, {name: found for name, found in survey.hosts.items() if name not in blocked})
+    usable = {name: found for name, found in survey.hosts.items() if name not in blocked}
+    survey.hosts |= links.with_networks(session, usable, tries=tries_networks)
     session.privileged = {name for name, found in survey.hosts.items() if found.user.can_become}
     pythons = {name: found.python.executable or "" for name, found in survey.hosts.items()}
     session.interpreters = {name: path for name, path in pythons.items() if re.fullmatch(r"/[\w.+/@-]+", path)}  # a shell reads it as it is
@@ -144,7 +145,7 @@ def _read_answer(
     if isinstance(found, Unsurveyed):
         yield unsurveyed_problem(host.name, found, host.python)
     else:
-        survey.hosts[host.name] = found
+        survey.hosts[host.name] = found = links.cleared(found)
         needed, prefix = _needed_mb(found, catalog), prefix_of(host, found)
         yield from host_problems(
             host.name, found, catalog, needed_mb=needed, prefix=prefix, become_password=become_password, has_engine=has_engine(found)

@@ -73,7 +73,7 @@ PciId = Annotated[str, Form(r"[0-9a-f]{4}", 'a PCI device id, such as "2330"')]
 GfxTarget = Annotated[str, Form(GFX, 'a target of AMD, such as "gfx942"')]
 Address = Annotated[str, _like(_is_address, 'an address, such as "10.0.0.1/24"')]
 Port = Annotated[int, _like(lambda value: 0 < value < 65536, "a port, a number from 1 to 65535")]
-Number = int | float
+Number = int | Annotated[float, Field(allow_inf_nan=False)]
 Limit = int | Literal["unlimited"]
 
 

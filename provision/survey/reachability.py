@@ -70,6 +70,8 @@ def check(session: Session, known: Mapping[str, Facts], *, logins: bool = True) 
                     what = f"its connections to the other hosts could not be checked: {error.what}"
                     message = "" if _BEGIN in answer.out else answer.error
                     problems.append(Problem("warning", what, host=name, message=message, id="survey-failed"))
+            if not logins and (problems or any(any(each.tcp.values()) for each in connections.values())):
+                break  # the network is of no use
     return connections, problems
 
 

@@ -53,7 +53,7 @@ class Wiring(NamedTuple):
 
 
 def chosen(cidr: str, rate: str = "100 Gb/s") -> tuple[str, str]:
-    return f"network {cidr} ({rate}) instead of eth0", "all hosts reach each other in it"
+    return f"network {cidr} ({rate}) instead of eth0", "the hosts reach each other in it"
 
 
 def unused(*each: str, remedy: str = "") -> tuple[str, str]:

@@ -127,7 +127,8 @@ def _faster_network(hosts: Hosts) -> Observations:
     """Another network that all hosts share and that is faster everywhere than the one that MPI would use."""
     used = {name: picked for name, facts in hosts.items() if (picked := facts.network.picked)}
     for link in links.faster(hosts) if len(used) == len(hosts) else ():
-        for name, (better, _) in link.members.items() if all(picked.mbps < link.mbps for picked in used.values()) else ():
+        is_sure = all(better.speed for better, _ in link.members.values()) and all(picked.mbps < link.mbps for picked in used.values())
+        for name, (better, _) in link.members.items() if is_sure else ():
             current = f"{used[name].name} ({used[name].mbps} Mbit/s)"
             what = f"MPI would use {current}; {better.name} has {better.mbps} Mbit/s and is on all hosts' network"
             yield Observation(what, better.name, (f"provision_interface={better.name}   # next to the host in the inventory",), name)

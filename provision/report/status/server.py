@@ -108,7 +108,7 @@ class Server(ThreadingHTTPServer):
         query = parse_qs(parts.query, max_num_fields=10)
         given = [*query.get("token", []), *([bearer.strip()] if kind.lower() == "bearer" else [])]
         first, _, name = parts.path[1:].partition("/")
-        name, given = (name, [unquote(first)]) if name else (first, given)
+        name, given = (name, [unquote(first)]) if "/" in parts.path[1:] else (first, given)
         if not any(hmac.compare_digest(each.encode(), self.token.encode()) for each in given):
             return _plain(HTTPStatus.UNAUTHORIZED, "the token is missing or wrong: use the address that provision status --serve printed")
         status = self.latest()

@@ -161,7 +161,7 @@ def recorded(*events: tuple[int, int, int, bytes], magic: bytes = b"ccfr0001", b
     ("memory", "said"),
     [
         (recorded((2, 0, 0, b"gradient"), (1, 3, 0, b"accuracy")), "allreduce 'accuracy' of process set 3"),
-        (recorded((1, 0, 3, b"end"), (1, 0, 1, b"all")), "allgather 'all', barrier 'end'"),
+        (recorded((1, 2, 1, b"all"), (1, 0, 3, b"end")), "barrier 'end'"),
         (recorded((2, 0, 0, b"gradient")), ""),
         (recorded((1, 0, 99, b"of another version")), ""),
         (recorded((1, 0, 0, b"loss"), magic=b"ccfr9999"), ""),

@@ -112,6 +112,7 @@ SURVEYED = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "packages
         ({"hostname": "a'; id; '"}, "`facts.hostname` must be a host name"),
         ({"packages": {"libnccl2": "2.21; id"}}, "`facts.packages.libnccl2` must be a version"),
         ({"network": {"interfaces": [{"name": "eth0", "addresses": ["many"]}]}}, "must be an address"),
+        ({"network": {"interfaces": [{"name": "eth0", "speed": float("inf")}]}}, "must be a whole number, not inf"),
         ({"ssh": {"ports": ["22 -o ProxyCommand=id"]}}, "`facts.ssh.ports[0]` must be a whole number"),
         ({"driver": {"version": "new", "cuda": None}}, "`facts.driver.version` must be a version"),
     ],
