@@ -214,5 +214,5 @@ def _host(container: Container) -> SandboxHost:
     container.reload()
     networks = container.attrs["NetworkSettings"]["Networks"].values()
     address = next((one["IPAddress"] for one in networks if one["IPAddress"]), "")
-    labels = container.labels
+    labels = {names.BASE: "", **container.labels}  # which a container that something else has made may lack
     return SandboxHost(labels[names.HOST], address, str(container.name), labels[names.BASE], labels.get(names.SUDO, ""), container.status)
