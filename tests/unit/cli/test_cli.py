@@ -121,7 +121,7 @@ def test_unreachable_hosts_of_the_facts_are_named(tmp_path: Path) -> None:
 def test_where_no_host_is_left_there_is_nothing_to_leave_out(
     hosts: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(collect, "survey_hosts", lambda *_: collect.Survey({}, []))
+    monkeypatch.setattr(collect, "survey_hosts", lambda *_, **__: collect.Survey({}, []))
     assert main.guarded(lambda: main.app(args=["plan", *hosts], prog_name="provision"), debug=False) == 1
     assert capsys.readouterr().err.endswith(said)
 

@@ -24,7 +24,7 @@ def init(*words: str) -> int:
 
 
 def found(monkeypatch: pytest.MonkeyPatch, *problems: Problem) -> None:
-    monkeypatch.setattr(collect, "survey_hosts", lambda *_: collect.Survey({}, list(problems)))
+    monkeypatch.setattr(collect, "survey_hosts", lambda *_, **__: collect.Survey({}, list(problems)))
 
 
 def test_what_is_asked_becomes_an_inventory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +61,7 @@ def test_this_machine_is_a_host_without_ssh(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_nothing_is_overwritten_and_no_wrong_host_is_tried(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(collect, "survey_hosts", lambda *_: pytest.fail("it was surveyed"))
+    monkeypatch.setattr(collect, "survey_hosts", lambda *_, **__: pytest.fail("it was surveyed"))
     Path("hosts.ini").write_text("mine\n")
     assert init("a") == 2
     assert "hosts.ini is there already\n  → use it: provision hosts.ini, or write another: -o FILE" in capsys.readouterr().err

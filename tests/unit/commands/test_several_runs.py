@@ -85,7 +85,7 @@ class Hosts:
     def change(self, name: str, **sections: Any) -> None:
         self.facts[name] = changed(self.facts[name], **sections)
 
-    def look(self, session: Session, *_: Any) -> Survey:
+    def look(self, session: Session, *_: Any, **__: Any) -> Survey:
         return Survey({host.name: self.facts[host.name] for host in session.inventory.hosts})
 
     def install(self, session: Session, rollout: Rollout, on_complete: Callable[..., None], *, check: bool) -> installer.Installed:
@@ -490,7 +490,7 @@ def test_a_host_that_is_down_does_not_keep_others_from_what_comes_after_their_dr
         hosts.facts["a"] = working
         return Outcome(0, {}, hosts.file)
 
-    def look(_session: Session, *_: Any) -> Survey:
+    def look(_session: Session, *_: Any, **__: Any) -> Survey:
         return Survey({"a": hosts.facts["a"]}, [Problem("error", "no answer", host="b")])
 
     monkeypatch.setattr("provision.install.installer.install_drivers", install_drivers)

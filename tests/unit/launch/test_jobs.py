@@ -458,7 +458,7 @@ def test_invalid_message_of_a_guard_is_ignored(message: str) -> None:
     while guard.read():
         pass
     assert (guard.ended, guard.killed, guard.stopped, guard.printed, guard.quiet, guard.ranks) == ([], [], {}, [message[:500]], None, [])
-    assert guard.started == 0
+    assert guard.started is None
     guard.process.communicate()
 
 

@@ -96,7 +96,7 @@ def test_a_command_that_exits_with_1_has_failed(tmp_path: Path, monkeypatch: pyt
     old = fit.model_copy(update={"driver": fit.driver.model_copy(update={"version": "390.157"})})
     survey = Survey({"gpu1": old}, [Problem("error", "a full disk", host="gpu1")])
     finding = Finding.of(signatures.known_error("nouveau-loaded"), host="gpu1")
-    monkeypatch.setattr(collect, "survey_hosts", lambda *_: survey)
+    monkeypatch.setattr(collect, "survey_hosts", lambda *_, **__: survey)
     monkeypatch.setattr(doctor, "examine_hosts", lambda *_: Examination(survey.hosts, [finding], ["gpu1"]))
     monkeypatch.chdir(tmp_path)
 

@@ -240,7 +240,7 @@ def test_the_doctor_finds_it(environment: Environment, tmp_path: Path, monkeypat
     name, _, capability = gpus.partition(", ")
     seen = [{"name": name, "compute_capability": capability}] if gpus else []
     known = stated({"python": {"executable": str(environment(gpus))}, "gpus": seen})
-    monkeypatch.setattr(collect, "survey_hosts", lambda *_: collect.Survey({"localhost": known}))
+    monkeypatch.setattr(collect, "survey_hosts", lambda *_, **__: collect.Survey({"localhost": known}))
     done = CliRunner().invoke(app, ["doctor", "localhost", "--only", "cuda-no-kernel-image", "--json"])
     assert done.exit_code == (1 if wrong else 0), done.output
     found = json.loads(done.stdout)["findings"]
