@@ -95,7 +95,9 @@ def test_the_holder_of_a_lock_of_a_file_is_named(tmp_path: Path) -> None:
         assert waits_in(waiting.pid, "flock")["holder"] == holder.pid
 
 
-def test_a_socket_is_named_with_its_peer() -> None:
+@contextlib.contextmanager
+def connected() -> Iterator[tuple[int, int]]:
+    """(a process that is connected with itself and waits to receive, the port)"""
     program = (
         "import socket; s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); a = s.accept();"
         "print(s.getsockname()[1], flush=True); c.recv(1)"
@@ -103,10 +105,14 @@ def test_a_socket_is_named_with_its_peer() -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as started:
         try:
             assert started.stdout is not None
-            port = int(started.stdout.readline())
-            found = waits_in(started.pid, "recvfrom")
+            yield started.pid, int(started.stdout.readline())
         finally:
             started.kill()
+
+
+def test_a_socket_is_named_with_its_peer() -> None:
+    with connected() as (pid, port):
+        found = waits_in(pid, "recvfrom")
     assert found["peer"] == f"127.0.0.1:{port}"
     assert found["socket"].endswith(f" to 127.0.0.1:{port}, established")
 
@@ -119,20 +125,11 @@ def test_a_connection_on_which_bytes_are_sent_again_is_named(
     monkeypatch: pytest.MonkeyPatch, timer: str, again: str, is_named: bool
 ) -> None:
     """The kernel's table says so only where the network is cut, as in `test_hang_seeds.py`. Timer 4 asks a receiver that is full."""
-    program = (
-        "import socket, time; s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); a = s.accept();"
-        "print(s.getsockname()[1], flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as started:
-        try:
-            assert started.stdout is not None
-            port = int(started.stdout.readline())
-            known = stall.connections("/proc/self/net/")
-            changed = {inode: [*fields[:4], "00000400:00000000", timer, again, *fields[7:]] for inode, fields in known.items()}
-            monkeypatch.setattr(stall, "connections", lambda _place: changed)
-            found = stall.unanswered(started.pid)
-        finally:
-            started.kill()
+    with connected() as (pid, port):
+        known = stall.connections("/proc/self/net/")
+        changed = {inode: [*fields[:4], "00000400:00000000", timer, again, *fields[7:]] for inode, fields in known.items()}
+        monkeypatch.setattr(stall, "connections", lambda _place: changed)
+        found = stall.unanswered(pid)
     line = f" to 127.0.0.1:{port}, established, 1024 bytes not acknowledged"
     assert sorted(line in each for each in found) == ([False, True] if is_named else [])
 
