@@ -78,11 +78,16 @@ def script(name: str) -> str:
     return "".join(texts.values())
 
 
+@cache
+def _packed(text: str) -> str:
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
 def inline_command(name: str, *arguments: str, interpreter: str = "python3") -> str:
     """A shell command that contains a whole `script`: one round trip, nothing to copy first and nothing to clean up.
 
     The script is compressed, so that it stays well below the 128 KiB that Linux allows one argument.
     """
-    packed = base64.b64encode(zlib.compress(script(name).encode(), 9)).decode()
+    packed = _packed(script(name))
     loader = f"import base64,zlib;exec(compile(zlib.decompress(base64.b64decode('{packed}')),'{name}','exec'))"
     return " ".join([interpreter, "-c", shlex.quote(loader), *map(shlex.quote, arguments)])

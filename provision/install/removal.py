@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -137,6 +138,11 @@ def add_other_prefixes(removal: HostRemoval, host: Host, found: Facts, *, dry_ru
 
 
 def _command(options: Document) -> str:
+    """A shell command that runs remove.py. In it the playbook replaces ``@python@``, the interpreter, and ``@prefix@`` for each host: by
+    texts without a single quote, as the whole command is quoted for /bin/sh, under any login shell."""
     # Where Python is missing, nothing of ours can have run.
-    absent = json.dumps({"nothing": True, "removed": [], "left": [], "error": None})
-    return collect.command_on_host("remove.py", "PROVISION_REMOVE_OPTIONS", options, f"{BEGIN}\n{absent}\n{END}\n")
+    absent = f"{BEGIN}\n{json.dumps({'nothing': True, 'removed': [], 'left': [], 'error': None})}\n{END}\n"
+    inline = resources.inline_command("remove.py", interpreter='"$python"')
+    settings = f"PROVISION_REMOVE_OPTIONS={shlex.quote(json.dumps(options))}"
+    command = f"python=$(command -v @python@) || {{ printf %s {shlex.quote(absent)}; exit 0; }}; {settings} {inline}"
+    return f"/bin/sh -c {shlex.quote(command)}"

@@ -37,6 +37,7 @@ _TEXTS = {
     "ansible_ssh_host": _ADDRESS,
     "ansible_user": _LOGIN,
     "ansible_ssh_user": _LOGIN,
+    "ansible_connection": (r"(ansible\.builtin\.)?(ssh|local|smart)", "ssh or local"),
     "provision_sudo": (r"(?i:yes|no|true|false)", "yes or no"),
     "provision_python": (rf"python3(\.\d+)?|{_SAFE_PATH}", "an absolute path or a name like python3.11"),
     # 15 bytes: IFNAMSIZ of the kernel, less its ending zero
@@ -48,7 +49,6 @@ VARIABLES_READ = (
     *_NUMBERS,
     *_TEXTS,
     "provision_prefix",
-    "ansible_connection",
     "ansible_private_key_file",
     "ansible_ssh_private_key_file",
     "ansible_ssh_args",
@@ -139,6 +139,13 @@ def invalid_values(parsed: ParsedInventory, origin: str) -> Iterator[Problem]:
         (f"the template in `{name}` cannot be resolved: {why}", host) for (host, name), why in parsed.unresolved.items()
     ):
         yield Problem("error", f"{text} ({of_hosts})", where=origin, id="template-unresolved")
+    passwords = (
+        (of, host) for host in parsed.hosts for of, word in (("ssh", host.password), ("sudo", host.sudo_password)) if word == ENCRYPTED
+    )
+    for of, of_hosts in _by_text((of, host.name) for of, host in passwords):
+        what = f"the password of {of} cannot be decrypted, or its template not be resolved ({of_hosts})"
+        hint = "name the file with the vault's password in ANSIBLE_VAULT_PASSWORD_FILE or in ansible.cfg (vault_password_file)"
+        yield Problem("warning", what, hint, where=origin, id="value-invalid")
     interfaces = ((host.interface, host.name) for host in parsed.hosts if host.interface and _CONTAINER_INTERFACE.match(host.interface))
     for interface, of_hosts in _by_text(interfaces):
         what = f"provision_interface `{interface}` looks like a bridge for containers, which reaches no other host ({of_hosts})"

@@ -22,7 +22,7 @@ class Host:
         address: what to connect to: ``ansible_host``, else the name.
         port: None: as SSH's own configuration says.
         user: None: as SSH's own configuration says.
-        connection: ``ssh``, ``local`` or another of Ansible's connection plugins.
+        connection: ``ssh`` or ``local``.
         slots: ranks to start on it; None: from its GPUs and cores.
         variables: its variables as Ansible merges them, templates resolved where the toolkit reads them,
             encrypted values as ``ENCRYPTED``.
@@ -30,6 +30,8 @@ class Host:
         python: ``provision_python``; None: the plan chooses.
         interface: ``provision_interface``; None: the plan chooses.
         key_file: the private key Ansible would use; None: SSH's own choice.
+        password, sudo_password: what Ansible would give ssh and sudo, decrypted; never written anywhere. None: not in the inventory;
+            ``ENCRYPTED``: it cannot be decrypted, or its template not be resolved.
     """
 
     name: str
@@ -43,9 +45,11 @@ class Host:
     python: str | None = None
     interface: str | None = None
     key_file: str | None = None
+    password: str | None = field(default=None, repr=False)
+    sudo_password: str | None = field(default=None, repr=False)
 
 
-# In place of a vault-encrypted value in `Host.variables`: it is never decrypted for the toolkit's own use.
+# In place of a vault-encrypted value in `Host.variables`: only passwords to log in with are ever decrypted.
 ENCRYPTED = "<encrypted with ansible-vault>"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -77,11 +78,27 @@ def read_settings() -> None:
 
 
 def connection_defaults() -> Host:
-    """A host with the port, user, connection and key_file that ansible.cfg and the environment set for those without their own."""
+    """A host with what ansible.cfg and the environment set for those without their own: user, port, key_file, ssh's arguments …"""
     from ansible import constants
 
     port, user, transport = constants.DEFAULT_REMOTE_PORT, constants.DEFAULT_REMOTE_USER, _connection(constants.DEFAULT_TRANSPORT)
-    return Host("", "", port, user, transport, key_file=constants.DEFAULT_PRIVATE_KEY_FILE)
+    return Host("", "", port, user, transport, variables=_ssh_arguments(), key_file=constants.DEFAULT_PRIVATE_KEY_FILE)
+
+
+def _ssh_arguments() -> dict[str, str]:
+    """Variables with what ansible.cfg and the environment add to ssh's arguments, such as a jump host."""
+    from ansible import constants
+    from ansible.plugins.loader import connection_loader
+
+    if not constants.CONFIG_FILE and not any(name.startswith("ANSIBLE_SSH_") for name in os.environ):
+        return {}  # loading the plugin takes 0.2 s
+    connection_loader.get("ssh", class_only=True)  # which makes its options known
+    found = {}
+    for option in ("ssh_args", "ssh_common_args", "ssh_extra_args"):
+        value, origin = constants.config.get_config_value_and_origin(option, plugin_type="connection", plugin_name="ssh")
+        if origin != "default" and value:
+            found[f"ansible_{option}"] = str(value)
+    return found
 
 
 def _connection(name: str | None) -> str:
@@ -168,6 +185,13 @@ def _host(host: Any, everything: dict[str, Any], loader: Any, fallback: Host, un
         found = value_of(*names, default=default)
         return None if found is None else str(found)
 
+    def password(*names: str) -> str | None:
+        given = [everything[each] for each in names if plain(everything.get(each)) not in (None, "")]
+        try:
+            return str(Templar(loader=loader, variables=everything).template(given[0])) if given else None
+        except Exception:  # noqa: BLE001 - as above, and of what cannot be decrypted
+            return ENCRYPTED
+
     return Host(
         name=name,
         address=text("ansible_host", "ansible_ssh_host") or name,
@@ -175,11 +199,13 @@ def _host(host: Any, everything: dict[str, Any], loader: Any, fallback: Host, un
         user=text("ansible_user", "ansible_ssh_user", default=fallback.user),
         connection=_connection(text("ansible_connection", default=fallback.connection)),
         slots=whole_number(value_of("slots")),
-        variables=variables | resolved,
+        variables={**fallback.variables, **variables, **resolved},
         prefix=text("provision_prefix"),
         python=text("provision_python"),
         interface=text("provision_interface"),
         key_file=text("ansible_private_key_file", "ansible_ssh_private_key_file", default=fallback.key_file),
+        password=password("ansible_password", "ansible_ssh_pass", "ansible_ssh_password"),
+        sudo_password=password("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass"),
     )
 
 
@@ -231,17 +257,20 @@ def _apply_limit(manager: Any, limit: str | None, result: ParsedInventory) -> No
 def _load_vault_passwords(loader: Any) -> None:
     """Load the passwords whose files ansible.cfg or the environment names; without a prompt."""
     from ansible import constants
-    from ansible.parsing.vault import get_file_vault_secret
+    from ansible.parsing import vault
 
     identities = [constants.DEFAULT_VAULT_PASSWORD_FILE or "", *(constants.DEFAULT_VAULT_IDENTITY_LIST or ())]
     secrets = []
     for identity in identities:
         name, _, file = str(identity).rpartition("@")
         if file and not file.startswith("prompt"):
-            secret = get_file_vault_secret(filename=file, vault_id=name or "default", loader=loader)
+            secret = vault.get_file_vault_secret(filename=file, vault_id=name or "default", loader=loader)
             secret.load()
             secrets.append((name or "default", secret))
     loader.set_vault_secrets(secrets)
+    context = getattr(vault, "VaultSecretsContext", None)  # from 2.19 on: for single values
+    if context is not None and context.current(optional=True) is None:
+        context.initialize(context(secrets))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -151,13 +151,16 @@ class Progress:
         if not quiet and self._is_shown(event):
             self.line(text, _STYLE.get(event.kind))
 
-    def waiting(self) -> None:
-        """Say which hosts are waited for where nothing has happened for long. To be called again and again."""
+    def waiting(self, hosts: Iterable[str] = ()) -> None:
+        """Say which hosts are waited for where nothing has happened for long: those of the stage that are at work, else ``hosts``. To be
+        called again and again."""
         now = time.monotonic()
-        hosts = self._stage.hosts.values() if self._stage is not None and now >= self._speaks else ()
-        if running := {host.name: host.remark for host in hosts if host.state == "running"}:
+        if now < self._speaks:
+            return
+        of_stage = self._stage.hosts.values() if self._stage is not None else ()
+        if running := {host.name: host.remark for host in of_stage if host.state == "running"} or dict.fromkeys(hosts, ""):
             what = ", ".join(filter(None, (self._task, next(iter(running.values())))))
-            self.line(f"waiting for {joined(list(running))}: {what} ({duration(int(now - self._heard))})")
+            self.line(f"waiting for {joined(list(running))}{': ' * bool(what)}{what} ({duration(int(now - self._heard))})")
             self._speaks = now + max(_WAITS_S, now - self._heard)
 
     def _close_step(self, event: Event, now: float) -> None:
@@ -255,8 +258,9 @@ class LiveProgress(Progress):
     def _over(self, host: str, step: str, seconds: float) -> None:
         """The table shows it."""
 
-    def waiting(self) -> None:
-        """The table shows it."""
+    def waiting(self, hosts: Iterable[str] = ()) -> None:
+        if self._stage is None or not self._stage.hosts:  # else the table shows it
+            super().waiting(hosts)
 
     def _is_shown(self, event: Event) -> bool:
         return event.kind == "tolerated" or bool(event.report)  # the table has what failed or waits

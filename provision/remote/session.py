@@ -196,6 +196,11 @@ class Session:
         path.write_text(json.dumps(data, indent=2, sort_keys=True, default=str) + "\n", encoding="utf-8")
         return path
 
+    def take(self, event: Event, step: str, *, quiet: bool = False) -> None:
+        """Time and show what happened on a host. ``step``: where the event is of no role; ``quiet``: the caller says what has failed."""
+        self.timeline.event(self.step, step, event)
+        self.progress.event(event, quiet=quiet)
+
     def play(
         self,
         play: Play,
@@ -203,7 +208,6 @@ class Session:
         *,
         steps: Sequence[str] = (),
         on_event: Callable[[Event], None] = lambda _event: None,
-        quiet: bool = False,
     ) -> Outcome:
         """Run a playbook. Raises Interrupted after Ctrl-C, when everything has been ended, and ProvisionError where Ansible itself could
         not begin.
@@ -211,16 +215,14 @@ class Session:
         Args:
             steps: its roles in their order, for a view of how far it is.
             on_event: called for each event, which is shown anyway.
-            quiet: show no failures of tasks, because the caller does.
         """
         names = list(play.hosts) if play.hosts is not None else [host.name for host in self.inventory.hosts]
         self.progress.stage(title, names, steps=steps)
         workdir = self.folder / play.path.stem
 
         def take(event: Event) -> None:
-            self.timeline.event(self.step, play.path.stem, event)
             on_event(event)
-            self.progress.event(event, quiet=quiet)
+            self.take(event, play.path.stem)
 
         try:
             outcome = ansible.run(

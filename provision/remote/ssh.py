@@ -15,14 +15,15 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import IO, Protocol, cast
 
 from provision.base import signals
-from provision.base.text import joined
 from provision.inventory import Host, Inventory
+from provision.remote.ansible import Event, Kind
 from provision.remote.session import Session
 
 TIMEOUT_S = 60.0
@@ -32,15 +33,17 @@ ANSWER = "===PROVISION-ANSWER==="
 UNREACHABLE = 255
 #: A ssh master that outlives the command would hold its output open, one that is there already could be stopped or cut off.
 OWN_CONNECTION = ("-o", "ControlMaster=no", "-o", "ControlPath=none")
-PARALLEL = 64  # hosts on which a command is started at the same time
+PARALLEL = 256  # hosts on which a command is started at the same time
 _POLL_S = 0.2  # how soon an interrupt is noticed
+_CONNECT_S = 10  # until a host that does not answer is given up
 _LONGEST_LINE = 1 << 20  # bytes; longer ones come in parts
-_WAITS_S = 30.0  # after which it is said who is waited for; then after twice as long, again and again
 _MAX_ANSWER = 16 << 20  # bytes that a script may print
 
+_MARK = "===PROVISION-INPUT==="  # behind it, what a script as root reads
+
 Feed = Callable[[IO[bytes]], None]
-#: The standard input of commands: the same bytes on every host, other ones on each, or what a function writes whenever it is called.
-Input = bytes | Mapping[str, bytes] | Feed
+#: The standard input of commands: bytes, or what a function writes whenever it is called; the same for every host, or one for each.
+Input = bytes | Feed | Mapping[str, bytes | Feed]
 
 
 class Caller(Protocol):
@@ -65,11 +68,13 @@ class Visitor:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed on one host, and its exit code: None where it did not end in time, `UNREACHABLE` where ssh failed."""
+    """What a command printed on one host, its exit code (None where it did not end in time, `UNREACHABLE` where ssh failed), and when it
+    ended, in seconds since 1970."""
 
     code: int | None
     out: str
     err: str
+    at: float = field(default_factory=time.time, compare=False)
 
     @property
     def body(self) -> str:
@@ -83,19 +88,30 @@ class Answer:
         return printed or ("it did not end in time" if self.code is None else f"exit code {self.code}")
 
 
-def run(session: Session, scripts: Mapping[str, str], *, stdin: Input = b"", timeout: float = TIMEOUT_S) -> dict[str, Answer]:
+def run(
+    session: Session, scripts: Mapping[str, str], *, stdin: Input = b"", timeout: float = TIMEOUT_S, task: str = ""
+) -> dict[str, Answer]:
     """Run a script of /bin/sh on each host that is named, on all of them at the same time.
 
     Args:
         scripts: host → script.
         stdin: what each of them reads.
         timeout: seconds after which a script is killed.
+        task: what the hosts do: it is shown and timed, host by host.
 
     Raises:
         Interrupted: after Ctrl-C, when everything has been ended.
     """
+
+    def answered(name: str, answer: Answer) -> None:
+        if task:
+            kind: Kind = "unreachable" if answer.code == UNREACHABLE else "failed" if answer.code != 0 else "ok"
+            session.take(Event(kind, name, "", task, {"msg": answer.error} if answer.code != 0 else {}), session.step, quiet=True)
+
+    for name in scripts:
+        session.take(Event("started", name, "", task), session.step, quiet=True)
     with signals.as_event() as interrupted:
-        answers = _run(session, scripts, stdin, timeout, interrupted, waiting=session.progress.line)
+        answers = _run(session, scripts, stdin, timeout, interrupted, answered, session.progress.waiting)
     if interrupted.is_set():
         session.abort()
     return answers
@@ -104,7 +120,7 @@ def run(session: Session, scripts: Mapping[str, str], *, stdin: Input = b"", tim
 def run_cleanup(session: Session, scripts: Mapping[str, str], *, timeout: float = TIMEOUT_S) -> dict[str, Answer]:
     """The same for scripts that clean up: no signal stops them half-way."""
     with signals.as_event():
-        return _run(session, scripts, b"", timeout, threading.Event(), waiting=session.progress.line)
+        return _run(session, scripts, b"", timeout, threading.Event(), waiting=session.progress.waiting)
 
 
 def look(
@@ -112,12 +128,26 @@ def look(
     scripts: Mapping[str, str],
     stopped: threading.Event,
     timeouts: Mapping[str, float],
-    answered: Callable[[str], object] = lambda _: None,
+    answered: Callable[[str, Answer], object] = lambda *_: None,
     stdin: Input = b"",
 ) -> dict[str, Answer]:
     """The same for scripts that only read, in any thread: where ``stopped`` is set, or the host's timeout is over, one is cut off, and
-    ends by itself on its host. ``answered`` is called with each host as its answer is there, in threads of their own."""
+    ends by itself on its host. ``answered`` is called with each host as its answer is there."""
     return _run(visitor, scripts, stdin, timeouts, stopped, answered)
+
+
+def as_root(session: Session, name: str, script: str, feed: Feed) -> tuple[str, Feed]:
+    """(a script that runs ``script`` as root, by sudo where the login is another user; its input: that of ``script``, behind a password)"""
+    password = session.inventory.host(name).sudo_password or session.passwords.get("become")
+    # sudo asks for none where it does not need to, and a process that it starts does not have our environment.
+    inner = shlex.quote(f'while read -r line && [ "$line" != "{_MARK}" ]; do :; done; {script}')
+    sudo = f"sudo {'-S' if password else '-n'} -p '' env PROVISION_RUN_ID=\"$PROVISION_RUN_ID\""
+
+    def whole(pipe: IO[bytes]) -> None:
+        pipe.write(f"{password or ''}\n{_MARK}\n".encode())
+        feed(pipe)
+
+    return f'[ "$(id -u)" = 0 ] || set -- {sudo}; exec "$@" /bin/sh -c {inner}', whole
 
 
 def stream(session: Session, name: str, command: str, feed: Feed, on_line: Callable[[str], None], stopping: Callable[[], bool]) -> int:
@@ -156,8 +186,8 @@ def login(host: Host, command: str, password: str | None = None) -> tuple[list[s
     """
     if host.connection == "local":
         return ["sh", "-c", command], {}
-    argv, known = _connection(host), _password(host, password)
-    argv[1:1] = ["-o", "ConnectTimeout=10", *OWN_CONNECTION, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
+    argv, known = _connection(host), password or host.password
+    argv[1:1] = ["-o", f"ConnectTimeout={_CONNECT_S}", *OWN_CONNECTION, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
     if known:
         return ["sshpass", "-e", *argv, host.address, command], {"SSHPASS": known}
     return [*argv, "-o", "BatchMode=yes", host.address, command], {}
@@ -170,7 +200,7 @@ def terminal(host: Host, command: str, password: str | None = None, *, is_sessio
     """
     if host.connection == "local":
         return ["sh", "-c", command], {}
-    argv, known = _connection(host), _password(host, password)
+    argv, known = _connection(host), password or host.password
     argv += ["-t"] if os.isatty(0) and (is_session or os.isatty(1)) else []
     return (["sshpass", "-e"] if known else []) + [*argv, host.address, command], {"SSHPASS": known} if known else {}
 
@@ -190,27 +220,22 @@ def _connection(host: Host) -> list[str]:
     return argv
 
 
-def _password(host: Host, typed: str | None) -> str | None:
-    known = typed or host.variables.get("ansible_password") or host.variables.get("ansible_ssh_pass")
-    return str(known) if known else None
-
-
 def _run(
     session: Caller,
     scripts: Mapping[str, str],
     stdin: Input,
     timeout: float | Mapping[str, float],
     interrupted: threading.Event,
-    answered: Callable[[str], object] = lambda _: None,
-    waiting: Callable[[str], object] = lambda _: None,
+    answered: Callable[[str, Answer], object] = lambda *_: None,
+    waiting: Callable[[Iterable[str]], object] = lambda _: None,
 ) -> dict[str, Answer]:
     def run_on(name: str) -> Answer:
         content = stdin.get(name, b"") if isinstance(stdin, Mapping) else stdin
-        deadline = time.monotonic() + (timeout[name] if isinstance(timeout, Mapping) else timeout)
+        began = time.monotonic()
+        deadline = began + (timeout[name] if isinstance(timeout, Mapping) else timeout)
         answer = attempt(name, content, deadline)
-        if answer.code == UNREACHABLE and not answer.out:  # one lost connection does not end it
-            answer = attempt(name, content, deadline)
-        answered(name)
+        if answer.code == UNREACHABLE and not answer.out and time.monotonic() - began < _CONNECT_S:
+            return attempt(name, content, deadline)  # one lost connection does not end it
         return answer
 
     def attempt(name: str, content: bytes | Feed, deadline: float) -> Answer:
@@ -253,12 +278,18 @@ def _run(
             return Answer(None, out, f"it printed more than {_MAX_ANSWER >> 20} MB")
         return Answer(None if was_late else process.returncode, out, err)
 
+    done, answers = SimpleQueue[Future[Answer]](), dict[str, Answer]()
     with ThreadPoolExecutor(min(len(scripts), PARALLEL) or 1) as pool:
-        answers, pause = {name: pool.submit(run_on, name) for name in scripts}, _WAITS_S
-        while wait(answers.values(), pause).not_done:
-            waiting(f"waiting for {joined([name for name, each in answers.items() if not each.done()] or ['a host'])}")
-            pause *= 2
-        return {name: each.result() for name, each in answers.items()}
+        names = {pool.submit(run_on, name): name for name in scripts}
+        for each in names:
+            each.add_done_callback(done.put)
+        while len(answers) < len(names):
+            with contextlib.suppress(Empty):
+                each = done.get(timeout=_POLL_S)
+                answers[names[each]] = each.result()
+                answered(names[each], each.result())
+            waiting(name for name in scripts if name not in answers)
+    return {name: answers[name] for name in scripts}
 
 
 def _start(session: Caller, name: str, command: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[bytes]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,8 @@ from provision.catalog import Catalog
 from provision.inventory import Host, Inventory, by_name, last_run
 from provision.inventory.checks import prefix_error
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
-from provision.remote.ansible import ANSWER_S, Event, Play
+from provision.remote import ssh
+from provision.remote.ansible import ANSWER_S
 from provision.remote.session import Session
 from provision.survey import (
     BEGIN,
@@ -39,8 +39,9 @@ from provision.survey import (
     with_python,
 )
 
-#: The variables that may have the sudo password in an inventory, in Ansible's order.
-PASSWORD_VARIABLES = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
+#: Exit code of `script_on` where there is no Python.
+NO_PYTHON = 71
+_TRY_SUDO = "LC_ALL=C exec sudo -k -S -p '' true"
 _SSH_ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 _ANSIBLES = r"^(?:Task failed: )?(?:Failed to connect to the host via ssh: )?(?:ssh: )?"  # what Ansible has before ssh's words
 _BEHIND_A_PROXY = "UNKNOWN port 65535"  # how ssh calls the other end of ProxyJump and ProxyCommand
@@ -69,15 +70,6 @@ class Survey:
         return {"schema": 1, "hosts": {name: each.model_dump() for name, each in self.hosts.items()}, "problems": listed}
 
 
-@dataclass
-class _Answer:
-    """What one host's tasks returned: the survey's output and the time (seconds since 1970) when it came, and Ansible's failure."""
-
-    output: str | None = None
-    received_at: float = 0.0
-    failure: Event | None = None
-
-
 def _is_installed(found: Facts) -> bool:
     return found.installed.was_completed
 
@@ -88,35 +80,21 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
     Args:
         has_engine: whether a host has the engine or gets it without a compiler; by default whether anything is installed there.
     """
-    answers = {host.name: _Answer() for host in session.inventory.hosts}
-
-    def note(event: Event) -> None:
-        answer, output = answers.get(event.host, _Answer()), event.result.get("stdout")
-        if event.kind in ("failed", "unreachable"):
-            answer.failure = event
-        elif output is not None and (answer.output is None or BEGIN in output):
-            answer.output, answer.received_at = str(output), time.time()
-
-    prompted = "become" in session.passwords
-    with_password = [
-        host.name for host in session.inventory.hosts if prompted or any(name in host.variables for name in PASSWORD_VARIABLES)
-    ]
-    missing_python = f'{BEGIN}\n{{"missing_python": true}}\n{END}\n'
-    places = {"prefix": "@prefix@", "root": "@root@", "managed_libc": session.catalog.os().others.managed_libc}
-    extra = {
-        "provision_survey_command": command_on_host("survey", "PROVISION_SURVEY_OPTIONS", places, missing_python),
-        "provision_try_become": prompted,
-        "provision_with_password": with_password,
-    }
-    play = Play(resources.folder("playbooks") / "survey.yml", extra_vars=extra, task_s=ANSWER_S)
-    session.play(play, "Survey", on_event=note, quiet=True)
-
+    hosts = session.inventory.hosts
+    prompted = session.passwords.get("become")
+    passwords = {host.name: word for host in hosts if (word := host.sudo_password or prompted)}
+    session.progress.stage("Survey", [host.name for host in hosts])
+    scripts = {host.name: script_on(host, session.catalog, with_password=host.name in passwords) for host in hosts}
+    answers = ssh.run(session, scripts, timeout=ANSWER_S, task="Collect facts")
     survey = Survey()
-    for host in session.inventory.hosts:
+    for host in hosts:
         survey.problems += _read_answer(
-            host, answers[host.name], survey, has_engine, session.catalog, become_password=host.name in with_password
+            host, answers[host.name], survey, has_engine, session.catalog, become_password=host.name in passwords
         )
-    survey.problems += cluster_problems(survey.hosts, {name: answer.received_at for name, answer in answers.items() if answer.output})
+    survey.problems += _refused_passwords(session, survey, passwords)
+    session.progress.close()
+    session.timeline.save()
+    survey.problems += cluster_problems(survey.hosts, {name: answer.at for name, answer in answers.items()})
     survey.problems += inventory_problems(session.inventory, survey.hosts)
     survey.problems.sort(key=lambda problem: problem.severity != "error")
     blocked = set(survey.blocked)
@@ -130,16 +108,16 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
 
 
 def _read_answer(
-    host: Host, answer: _Answer, survey: Survey, has_engine: Callable[[Facts], bool], catalog: Catalog, *, become_password: bool
+    host: Host, answer: ssh.Answer, survey: Survey, has_engine: Callable[[Facts], bool], catalog: Catalog, *, become_password: bool
 ) -> Iterator[Problem]:
     """Add the host's facts to the survey, and yield its problems."""
-    if answer.output is None:
-        yield connection_problem(host, answer.failure.text if answer.failure else "no answer", catalog)
+    if answer.code != 0 and BEGIN not in answer.out:
+        yield connection_problem(host, answer.err or answer.error, catalog)
         return
     try:
-        found = parse_survey(answer.output, catalog)
+        found = parse_survey(answer.out, catalog)
     except ProvisionError as error:
-        said = "" if BEGIN in answer.output else answer.output
+        said = "" if BEGIN in answer.out else answer.out
         yield Problem("error", error.what, error.hint, host=host.name, message=said, id="survey-failed")
         return
     if isinstance(found, Unsurveyed):
@@ -150,8 +128,16 @@ def _read_answer(
         yield from host_problems(
             host.name, found, catalog, needed_mb=needed, prefix=prefix, become_password=become_password, has_engine=has_engine(found)
         )
-    if answer.failure is not None:
-        yield connection_problem(host, answer.failure.text, catalog)
+
+
+def _refused_passwords(session: Session, survey: Survey, passwords: Mapping[str, str]) -> Iterator[Problem]:
+    """A problem for each host whose sudo refuses the password that is given for it."""
+    asks = [name for name, found in survey.hosts.items() if found.user.sudo == "password" and name in passwords]
+    if asks:
+        words = {name: f"{passwords[name]}\n".encode() for name in asks}
+        for name, answer in ssh.run(session, dict.fromkeys(asks, _TRY_SUDO), stdin=words, task="Try the sudo password").items():
+            if answer.code != 0:
+                yield connection_problem(session.inventory.host(name), answer.err or answer.error, session.catalog)
 
 
 def _needed_mb(found: Facts, catalog: Catalog) -> int:
@@ -238,21 +224,22 @@ def prefix_of(host: Host, found: Facts) -> str:
     return DEFAULT_PREFIX if found.user.can_become or prefix_error(at_home) else at_home
 
 
-def command_on_host(script: str, variable: str, options: Mapping[str, object], missing_python: str) -> str:
-    """A shell command that runs one of our scripts. In it the playbook replaces ``@python@``, the interpreter, and other names between two
-    ``@`` for each host.
-
-    The replacements must not contain a single quote: the whole command is quoted for /bin/sh, under any login shell.
+def script_on(host: Host, catalog: Catalog, *, with_password: bool, **options: object) -> str:
+    """A script of /bin/sh that surveys a host; `parse_survey` reads what it prints.
 
     Args:
-        script: a script of ``hostside``.
-        variable: the environment variable that it reads its options from, as JSON.
-        missing_python: the output on a host without Python.
+        with_password: whether there is a sudo password for the host.
+        options: more of hostside/survey.
     """
-    inline = resources.inline_command(script, interpreter='"$python"')
-    absent = f"printf %s {shlex.quote(missing_python)}; exit 0"
-    command = f"python=$(command -v @python@) || {{ {absent}; }}; {variable}={shlex.quote(json.dumps(options))} {inline}"
-    return f"/bin/sh -c {shlex.quote(command)}"
+    wanted = str(host.variables.get("provision_sudo", "yes")).lower() in ("yes", "true")
+    root = "no" if not wanted else "password" if with_password else ""
+    options = {"prefix": host.prefix or "", "root": root, "managed_libc": catalog.os().others.managed_libc, **options}
+    named = str(host.variables.get("ansible_python_interpreter", ""))
+    python = shlex.quote(host.python or (named if named.startswith("/") else "python3"))
+    without = shlex.quote(f'{BEGIN}\n{{"missing_python": true}}\n{END}\n')
+    inline = resources.inline_command("survey", interpreter='"$python"')
+    settings = f"PROVISION_SURVEY_OPTIONS={shlex.quote(json.dumps(options))}"
+    return f"cd; python=$(command -v {python}) || {{ printf %s {without}; exit {NO_PYTHON}; }}; {settings} {inline}"
 
 
 def _gpus(found: Facts) -> str:

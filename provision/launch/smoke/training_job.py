@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from pydantic import ValidationError
 
@@ -21,10 +24,11 @@ from provision.launch.launchers import Environment, RunOptions
 from provision.launch.smoke import evaluation, mnist
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
-from provision.remote.ansible import Play
+from provision.remote import ssh
 from provision.remote.session import Session
 from provision.remote.stage_view import TrainingProgress
 
+_COPY_S = 600.0
 _CHECK = ("-m", "collective_core.check", "--report", "{job}/report.json")
 
 
@@ -145,11 +149,23 @@ def _copy(session: Session, plan: Plan, data: mnist.Dataset) -> None:
 
 def copy_files(session: Session, plan: Plan, files: Mapping[Path, str], what: str) -> None:
     """Copy files to the hosts: file → its path below ``smoke`` in a host's prefix. Raises ProvisionError for a host where that fails."""
-    extra = {"provision_plan": plan.as_dict(), "provision_smoke_archive": str(_pack(session.folder / "smoke.tar", files))}
-    outcome = session.play(Play(resources.folder("playbooks") / "smoke.yml", list(plan.hosts), extra), f"Copy {what}")
-    for name in outcome.failed:
-        failure = outcome.hosts[name].failure
-        raise ProvisionError(failure.text if failure else "failed", where=f"{name}, copying {what}")
+    archive = _pack(session.folder / "smoke.tar", files)
+
+    def feed(pipe: IO[bytes]) -> None:
+        with archive.open("rb") as file:
+            shutil.copyfileobj(file, pipe)
+
+    prefixes = {name: shlex.quote(host.prefix) for name, host in plan.hosts.items()}
+    unpack = {name: f"umask 022 && tar -x -f - --no-same-owner -C {prefix}" for name, prefix in prefixes.items()}
+    orders = {
+        name: ssh.as_root(session, name, unpack[name], feed) if host.root else (unpack[name], feed) for name, host in plan.hosts.items()
+    }
+    scripts, stdin = ({name: order[part] for name, order in orders.items()} for part in (0, 1))
+    session.progress.stage(f"Copy {what}", list(plan.hosts))
+    answers = ssh.run(session, scripts, stdin=stdin, timeout=_COPY_S, task="Copy and unpack the job's files")
+    for name, answer in answers.items():
+        if answer.code != 0:
+            raise ProvisionError(answer.error, where=f"{name}, copying {what}")
 
 
 def _pack(archive: Path, files: Mapping[Path, str]) -> Path:

@@ -7,7 +7,6 @@ first and then every few minutes.
 from __future__ import annotations
 
 import json
-import shlex
 import threading
 import time
 from collections import deque
@@ -17,7 +16,6 @@ from itertools import islice
 
 from pydantic import ValidationError
 
-from provision.base import resources
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import overlay
 from provision.install import drift
@@ -49,7 +47,6 @@ _NOW, _CHECK = ("activity", "gpu_load"), ("installed", "drift")  # functions of 
 _WAIT = "wait until that run has ended; where it was killed, the next provision up takes its lock over"
 _SAMPLES = 60  # of the last hour
 _RUNS_READ = 100  # each has a folder, which is read
-_NO_PYTHON = 71  # exit code
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ class Observer:
             problem=problem,
         )
 
-    def _note_answer(self, name: str) -> None:
+    def _note_answer(self, name: str, _answer: ssh.Answer) -> None:
         with self._answered:
             self.waiting_for = tuple(each for each in self.waiting_for if each != name)
 
@@ -135,21 +132,10 @@ class Observer:
         """The survey script; ``is_due``: what is installed is asked for, too."""
         installed = self._check(host).installed
         sections, timeout = ([*_NOW, *_CHECK], _SECTION_S[0]) if is_due else (_NOW, _SECTION_S[1])
-        options: dict[str, object] = {"timeout": timeout, "sections": sections, "managed_libc": self._catalog.os().others.managed_libc}
-        variables = host.variables
-        if prefix := host.prefix or (installed.prefix if installed else None):  # known without asking sudo
-            options["prefix"] = prefix
-        elif str(variables.get("provision_sudo", "yes")).lower() in ("no", "false"):
-            options["root"] = "no"
-        elif "become" in self._visitor.passwords or any(name in variables for name in collect.PASSWORD_VARIABLES):
-            options["root"] = "password"
-        named = str(variables.get("ansible_python_interpreter", ""))
-        python = host.python or (named if named.startswith("/") else "python3")
-        script = resources.inline_command("survey", interpreter='"$python"')
-        return (
-            f"cd; python=$(command -v {shlex.quote(python)}) || exit {_NO_PYTHON}; "
-            f"PROVISION_SURVEY_OPTIONS={shlex.quote(json.dumps(options))} {script}"
-        )
+        prefix = host.prefix or (installed.prefix if installed else None)  # known without asking sudo
+        with_password = bool(host.sudo_password or self._visitor.passwords.get("become"))
+        more = {"timeout": timeout, "sections": sections, **({"prefix": prefix} if prefix else {})}
+        return collect.script_on(host, self._catalog, with_password=with_password, **more)
 
     def _read(self, host: Host, answer: ssh.Answer, lock: Lock | None, *, was_due: bool) -> tuple[HostStatus, tuple[RanksOfJob, ...]]:
         """A host's row, and the ranks of jobs there."""
@@ -268,7 +254,7 @@ def _parse(host: Host, answer: ssh.Answer) -> HostAnswer:
     """Raises ProvisionError for an invalid answer."""
     if answer.code is None:
         raise ProvisionError("it did not answer in time", hint=f"log in: provision ssh {host.name}")
-    if answer.code == _NO_PYTHON:
+    if answer.code == collect.NO_PYTHON:
         raise ProvisionError("there is no Python 3", hint="install python3, or name one: provision_python in the inventory")
     if BEGIN not in answer.out:
         raise ProvisionError(f"the survey did not run: {answer.error}", hint=f"log in: provision ssh {host.name}")

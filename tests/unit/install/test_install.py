@@ -62,7 +62,7 @@ def test_the_login_of_an_index_is_in_the_variables_alone_which_only_the_user_rea
     assert [path for path in others if b"ret@" in path.read_bytes()] == []
 
 
-def test_after_the_survey_no_play_is_root_where_root_is_not_to_be_had() -> None:
+def test_no_play_is_root_where_root_is_not_to_be_had() -> None:
     root = Path(__file__).parents[3] / "playbooks"
     said = {
         (book.name, line.partition("ansible_become:")[2].strip())
@@ -70,8 +70,7 @@ def test_after_the_survey_no_play_is_root_where_root_is_not_to_be_had() -> None:
         for line in book.read_text().splitlines()
         if "ansible_become:" in line
     }
-    books = {name for name, value in said if value == "true"}
-    assert books == {"survey.yml"}  # its try of a sudo password
+    assert "true" not in {value for _, value in said}
     for book in root.glob("*.yml"):
         for play in yaml.safe_load(book.read_text()):
             if "hosts" in play:  # else a task that plays include

@@ -151,18 +151,26 @@ def test_repr_contains_no_passwords() -> None:
 
 def test_ansible_cfg_sets_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own, as Ansible reads its settings once."""
-    written("ansible.cfg", "[defaults]\nremote_user = carl\nremote_port = 2200\nprivate_key_file = ~/.ssh/lab\n")
-    written("hosts.ini", "a\nb ansible_user=bob ansible_port=22\n")
+    written(
+        "ansible.cfg",
+        "[defaults]\nremote_user = carl\nremote_port = 2200\nprivate_key_file = ~/.ssh/lab\n[ssh_connection]\nssh_args = -J jump\n",
+    )
+    written("hosts.ini", "a\nb ansible_user=bob ansible_port=22 ansible_ssh_args=-4\n")
     code = (
         "from provision.inventory import load\n"
         "for argument in ('hosts.ini', 'c,d@e'):\n"
-        "    for host in load(argument).hosts: print(host.name, host.user, host.port, host.key_file)"
+        "    for host in load(argument).hosts: print(host.name, host.user, host.port, host.key_file, *host.variables.values())"
     )
     root = str(Path(__file__).parents[3])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": root}, check=False)
     assert done.stderr == ""
     key = str(Path("~/.ssh/lab").expanduser())
-    assert done.stdout.splitlines() == [f"a carl 2200 {key}", f"b bob 22 {key}", f"c carl 2200 {key}", f"e d 2200 {key}"]
+    assert done.stdout.splitlines() == [
+        f"a carl 2200 {key} -J jump",
+        f"b bob 22 {key} -4 bob 22",
+        f"c carl 2200 {key} -J jump",
+        f"e d 2200 {key} -J jump",
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------------------ vault
@@ -199,14 +207,29 @@ def test_ansibles_password_file_decrypts() -> None:
     assert (done.stdout, done.stderr) == ("3\n", "")
 
 
-def test_single_encrypted_values_stay_encrypted() -> None:
+@pytest.mark.parametrize("value", ["!vault |\n{}", "'{{{{ secret }}}}'\n      secret: !vault |\n{}"])
+@pytest.mark.parametrize("has_password", [True, False])
+def test_an_encrypted_password_is_decrypted_for_ssh_and_sudo_alone(value: str, has_password: bool) -> None:
     from ansible.parsing.vault import VaultLib, VaultSecret
 
     secret = VaultLib([("default", VaultSecret(b"sesame"))]).encrypt(b"hunter2").decode()
     lines = "".join(f"        {line}\n" for line in secret.splitlines())
-    text = f"all:\n  hosts:\n    a:\n      ansible_become_password: !vault |\n{lines}"
-    only = load(written("hosts.yml", text)).hosts[0]
-    assert only.variables["ansible_become_password"] == ENCRYPTED
+    words = value.format(lines)
+    written("hosts.yml", f"all:\n  hosts:\n    a:\n      ansible_become_password: {words}      other: !vault |\n{lines}")
+    written("password", "sesame\n")
+    environment = (
+        os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])} | ({"ANSIBLE_VAULT_PASSWORD_FILE": "password"} if has_password else {})
+    )
+    code = """if True:
+        from provision.inventory import load
+        found = load('hosts.yml')
+        only = found.hosts[0]
+        assert "hunter2" not in repr((only, only.variables, found.as_ansible_yaml()))
+        print(only.sudo_password, only.password, only.variables["other"], len(found.problems))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    expected = f"hunter2 None {ENCRYPTED} 0\n" if has_password else f"{ENCRYPTED} None {ENCRYPTED} 1\n"
+    assert (done.stdout, done.stderr) == (expected, "")
 
 
 # -------------------------------------------------------------------------------------------------------- without a file

@@ -16,7 +16,7 @@ from provision import inventory
 from provision.base.errors import ProvisionError
 from provision.catalog import OURS
 from provision.inventory import Host
-from provision.remote import ssh
+from provision.remote import progress, ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.survey import collect, installed
@@ -38,6 +38,25 @@ def test_every_host_gets_its_script_and_the_input(session: Session) -> None:
     assert (answers["b"].code, answers["b"].err.strip()) == (0, "300000")
     assert answers["c"].code != 0
     assert answers["c"].out.strip() == session.run_id
+
+
+@pytest.mark.parametrize(("given", "asks"), [("se'cret", True), ("se'cret", False), (None, False)])
+def test_a_script_as_root_gets_its_input_behind_the_password_that_sudo_may_want(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, asks: bool
+) -> None:
+    programs = {"id": "echo 1000", "sudo": 'echo "$*" >&2; shift 3; [ -z "$ASKS" ] || head -n 1 >&2; exec "$@"'}
+    for name, text in programs.items():  # in place of a login that is not root's, and of its sudo
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text.replace('head -n 1', 'IFS= read -r word; echo $word')}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("ASKS", "yes" if asks else "")
+    session.inventory = replace(session.inventory, hosts=(replace(session.inventory.hosts[0], sudo_password=given),))
+    script, feed = ssh.as_root(session, "a", "cat; echo $PROVISION_RUN_ID", lambda pipe: pipe.write(b"first\nsecond\n"))
+    answer = ssh.run(session, {"a": script}, stdin=feed)["a"]
+    assert (answer.code, answer.out) == (0, f"first\nsecond\n{session.run_id}\n")
+    assert answer.err.startswith("-S -p " if given else "-n -p ")
+    assert answer.err.endswith("se'cret\n") == asks
+    assert "se'cret" not in script
 
 
 def test_a_connection_that_is_lost_is_made_once_more(session: Session, tmp_path: Path) -> None:
@@ -80,7 +99,7 @@ def test_a_script_that_prints_without_end_is_cut_off(session: Session) -> None:
 def test_a_process_that_holds_the_output_of_a_late_script_is_not_waited_for(
     session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ssh, "_WAITS_S", 0.1)
+    monkeypatch.setattr(progress, "_WAITS_S", 0.1)
     answer = ssh.run(session, {"a": "setsid sleep 600 & echo $!; sleep 600", "b": ":"}, timeout=3)["a"]
     assert answer.code is None
     os.kill(int(answer.out), signal.SIGKILL)  # it runs

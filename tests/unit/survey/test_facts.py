@@ -20,6 +20,7 @@ from provision.doctor.checks import examine
 from provision.inventory import Host
 from provision.plan.manifest import UNREADABLE
 from provision.plan.requirements import Requirements
+from provision.remote import ssh
 from provision.resolve import resolve
 from provision.survey import (
     BEGIN,
@@ -707,7 +708,7 @@ def test_files_of_an_unfinished_run_need_no_space_again(there: int, full: bool) 
     found = {**MINIMAL, "driver": None, "gpus": [], "disk": disk, "installed": {"exists": True, "partial_mb": there}}
     answer = f"{BEGIN}\n{json.dumps(found)}\n{END}\n"
     problems = collect._read_answer(
-        Host("a", "a"), collect._Answer(answer), collect.Survey(), collect._is_installed, OURS, become_password=False
+        Host("a", "a"), ssh.Answer(0, answer, ""), collect.Survey(), collect._is_installed, OURS, become_password=False
     )
     assert any("the disk is full" in problem.what for problem in problems) == full
 

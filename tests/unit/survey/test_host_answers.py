@@ -16,7 +16,7 @@ from provision.catalog import OURS
 from provision.doctor.checks import examine
 from provision.install import removal
 from provision.inventory import Host, Inventory
-from provision.remote import progress
+from provision.remote import progress, ssh
 from provision.remote.ansible import Event
 from provision.remote.progress import Progress
 from provision.remote.session import Session
@@ -40,8 +40,11 @@ def session_in_which(*answers: str) -> Session:
     return cast(Session, made)
 
 
-def test_the_survey_quotes_the_host_and_the_doctor_explains_it() -> None:
-    found = collect.survey_hosts(session_in_which(MENU, "0"))
+def test_the_survey_quotes_the_host_and_the_doctor_explains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    monkeypatch.setattr(ssh, "login", lambda *_: (["printf", "%s", MENU], {}))
+    with Session(inventory.load("a,"), Progress()) as session:
+        found = collect.survey_hosts(session)
     assert [problem.what for problem in found.problems] == [f"the survey did not run; the host said: {MENU.splitlines()[-1]}"]
     assert [each.id for each in examine({}, found.problems, catalog=OURS)] == ["disk-full"]
 
