@@ -295,7 +295,10 @@ def hang(seed: Seed, place: Place, number: int) -> Row:
                 is_open = seed.ranks == 2 and all(each["kind"] in ("collective", "hidden") for each in verdict["places"])
                 row.is_right_rank = suspects == ([0, 1] if is_open else list(seed.guilty or [seed.victim]))
                 row.is_right_place = any(
-                    line == each["line"] or f"({line})" in each["doing"] if line else each["kind"] == shape.kind for each in those
+                    line == each["line"] or f"({line})" in each["doing"] or (line == each["caller"] and f"called at {line}" in row.said)
+                    if line
+                    else each["kind"] == shape.kind
+                    for each in those
                 )
                 row.said += f" {those}" if not row.is_right else ""
     except AssertionError as error:

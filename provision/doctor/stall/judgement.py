@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -118,16 +119,19 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         what = f"the network loses what rank {lost[0].rank} on {lost[0].host} sends, or the answers"
         made.said = f"{_said(waiting)}, and none is elsewhere: {what}: {lost[0].unanswered}"
         made.steps = [*_known().steps["same"][1:]]
+    elif len(waiting) > 1 and (way := _one_way(waiting)):
+        made.suspects = [place.rank for place in waiting]
+        made.said = f"{_said(waiting)}: all of them {way}"
+        made.steps = [*_known().steps["order"]]
     elif len(groups := sorted(grouped(waiting), key=len)) > 1:
         # As many here as there: each may be the one that is wrong.
         odd = [group for group in groups if len(group) < len(groups[-1]) or len(groups[0]) == len(groups[-1])]
         made.suspects = sorted(place.rank for group in odd for place in group)
-        made.said = f"the ranks wait in different operations: {'; '.join(map(_said, groups))}"
+        lines = {place.line for place in waiting}
+        made.said = f"the ranks wait in different operations: {'; '.join(map(_says_of_callers if len(lines) == 1 else _said, groups))}"
         made.steps = [*_known().steps["order"]]
-    elif len(callers := sorted({place.caller for place in waiting})) > 1:
-        called = [(says([place for place in waiting if place.caller == caller]), caller) for caller in callers[:4]]
-        parts = [f"{said}, called at {caller}" if caller else said for said, caller in called]
-        made.said = f"the ranks wait at one line, which they have called at different ones: {'; '.join(parts)}"
+    elif len({place.caller for place in waiting}) > 1:
+        made.said = f"the ranks wait at one line, which they have called at different ones: {_says_of_callers(waiting)}"
         made.steps = [*_known().steps["order"], *_known().steps["same"]]  # the callers may differ where nothing is wrong
     else:
         made.said = f"{_said(waiting)}, and none is elsewhere: another shape on one of them, or the network"
@@ -135,6 +139,14 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
     if made.missing and made.suspects != missing:
         made.said += f"; {_ranks(missing)} cannot be found on these hosts"
     return made
+
+
+def _one_way(waiting: Sequence[Place]) -> str:
+    """What all ranks do of the two that a message needs: none does the other. A large message waits for who receives it."""
+    for pattern, way in ((r"MPI_[SBR]?send\b", "send, and none receives"), (r"MPI_M?(recv|probe)\b", "receive, and none sends")):
+        if all(re.search(pattern, place.doing, re.IGNORECASE) for place in waiting):
+            return way
+    return ""
 
 
 def _is_idle(place: Place) -> bool:
@@ -149,7 +161,7 @@ def place_of(host: str, rank: Rank) -> Place:
     main = [*python, *(each for each in rank.processes if each.threads[0].waits_in != "do_wait"), *rank.processes][0]
     thread = main.threads[0]
     kind, operation = _kind(thread)
-    if kind == "hidden" and any(_EXECUTORS.search(frame.file) for frame in thread.frames[:1]) and any(map(_is_busy, main.threads[1:])):
+    if kind == "hidden" and _is_in_executor(thread) and any(map(_is_busy, main.threads[1:])):
         kind, operation = "busy", ""
     kind = "collective" if kind == "hidden" and main.operations else kind
     doing = _doing(kind, (kind == "collective" and main.operations) or operation, thread)  # the engine knows the tensor and the process set
@@ -225,9 +237,14 @@ def _kind(thread: Thread) -> tuple[Kind, str]:
         return "busy", ""
     if found == "hidden" and thread.frames and "/torch/" in thread.frames[0].file:
         call = _plain(thread.frames[0])  # without the calls of native code: an operation of a process group, or work of other threads
-    elif found == "hidden" and thread.frames and not _EXECUTORS.search(thread.frames[0].file):
+    elif found == "hidden" and thread.frames and not _is_in_executor(thread):
         found = "lock" if call.startswith("futex") else "unknown"
     return found, call
+
+
+def _is_in_executor(thread: Thread) -> bool:
+    """Whether the program has called a library of `_EXECUTORS`, and nothing of its own since."""
+    return any(_EXECUTORS.search(frame.file) for frame in takewhile(lambda frame: not _is_of_program(frame), _frames(thread)))
 
 
 def _operation(fitting: Sequence[Frame], thread: Thread) -> str:
@@ -253,8 +270,12 @@ def _frames(thread: Thread) -> tuple[Frame, ...]:
 
 def _line(thread: Thread, depth: int = 0) -> str:
     """The innermost line of the program itself, Python that is in no package; with ``depth`` 1 the one that called it."""
-    lines = [_line_of(frame) for frame in _frames(thread) if _line_of(frame) and not _LIBRARIES.search(frame.file)]
+    lines = [_line_of(frame) for frame in _frames(thread) if _is_of_program(frame)]
     return next(iter(lines[depth:]), "")
+
+
+def _is_of_program(frame: Frame) -> bool:
+    return bool(_line_of(frame)) and not _LIBRARIES.search(frame.file)
 
 
 def _line_of(frame: Frame) -> str:
@@ -311,6 +332,13 @@ def says(group: Sequence[Place]) -> str:
     doing = doing if len(group) == 1 else re.sub(r"^\w+", lambda verb: many.get(verb[0], verb[0]), doing)
     on = f" on {folded(hosts)}" if len(hosts) <= 4 else ""
     return f"{_ranks([place.rank for place in group])}{on} {doing}" + (f" at {group[0].line}" if group[0].line else "")
+
+
+def _says_of_callers(places: Sequence[Place]) -> str:
+    """The same, by the lines that have called the one at which the ranks wait."""
+    callers = sorted({place.caller for place in places})[:4]
+    said = [(says([place for place in places if place.caller == caller]), caller) for caller in callers]
+    return "; ".join(f"{each}, called at {caller}" if caller else each for each, caller in said)
 
 
 def _said(places: Sequence[Place]) -> str:

@@ -17,6 +17,7 @@ from provision.doctor.stall.model import Document, HostAnswer, Rank, Verdict
 from provision.survey import parse_answer
 
 DATA = Path(__file__).parents[2] / "data/stalls"
+_C10D = "/x/site-packages/torch/distributed/distributed_c10d.py"
 BEGIN, END = "===PROVISION-STALL-BEGIN===", "===END==="
 
 
@@ -444,12 +445,14 @@ def test_a_rank_that_sleeps_until_something_is_there_is_stalled_however_often_it
 
 
 @pytest.mark.parametrize("library", ["tensorflow/python/eager/execute.py", "jax/_src/array.py"])
-def test_what_a_library_with_threads_of_its_own_does_is_seen_at_these(library: str) -> None:
+@pytest.mark.parametrize("is_native", [False, True])
+def test_what_a_library_with_threads_of_its_own_does_is_seen_at_these(library: str, is_native: bool) -> None:
     data = recorded("fifo")["ranks"]
     frames = [{"name": "f", "file": f"/x/site-packages/{library}", "line": 9}, {"name": "train", "file": "/x/train.py", "line": 3}]
+    frames[:0] = [{"name": "syscall", "file": "/lib/x86_64-linux-gnu/libc.so.6"}] * is_native
     for number in (0, 2):
         first_thread(data[number]).update(
-            call="futex", target="", frames=[*frames[:1], {"name": "f", "file": "<string>", "line": 1}, *frames[1:]]
+            call="futex", target="", frames=[*frames[:-1], {"name": "f", "file": "<string>", "line": 1}, *frames[-1:]]
         )
     verdict = judged(data)
     assert (verdict.state, verdict.suspects) == ("stalled", [1])
@@ -464,6 +467,32 @@ def test_a_rank_at_a_socket_of_its_own_keeps_those_in_an_operation_waiting() -> 
         rank["ranks"] = 2
     first_thread(data[1]).update(call="connect", target="socket:[7]", peer="10.0.0.9:443")
     assert (judged(data).state, judged(data).suspects) == ("stalled", [1])
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"), [(("PMPI_Send", "MPI_Ssend"), "send, and none receives"), (("PMPI_Recv",) * 2, "receive, and none sends")]
+)
+def test_ranks_that_all_send_or_all_receive_wait_for_one_another(calls: tuple[str, str], said: str) -> None:
+    data = recorded("fifo")["ranks"][:2]
+    for rank, call in zip(data, calls, strict=True):
+        rank["ranks"] = 2
+        frames = [{"name": call, "file": "libmpi.so.40"}, {"name": "swap", "file": "/x/train.py", "line": 9}]
+        first_thread(rank).update(call="", target="", state="R", busy=0.9, frames=frames)
+    verdict = judged(data)
+    assert (verdict.state, verdict.suspects) == ("stalled", [0, 1])
+    assert f"all of them {said}" in verdict.said
+
+
+def test_ranks_in_operations_of_different_groups_are_told_apart_by_their_callers() -> None:
+    data = recorded("fifo")["ranks"]
+    for rank in data:
+        is_odd = rank["rank"] == 1
+        rank["processes"][0]["operations"] = f"allreduce 'x' of process set {3 + is_odd}"
+        lines = [{"name": "f", "file": "/x/train.py", "line": line} for line in (9, 40 + is_odd)]
+        first_thread(rank).update(call="futex", target="", frames=[{"name": "all_reduce", "file": _C10D, "line": 5}, *lines])
+    verdict = judged(data)
+    assert (verdict.state, verdict.suspects) == ("stalled", [1])
+    assert "rank 1 on node1 waits for other ranks in allreduce 'x' of process set 4 at train.py:9, called at train.py:41" in verdict.said
 
 
 def test_ranks_that_wait_in_one_function_are_told_apart_by_its_callers() -> None:
