@@ -124,14 +124,13 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         made.said = f"{_said(waiting)}: all of them {way}"
         made.steps = [*_known().steps["order"]]
     elif len(groups := sorted(grouped(waiting), key=len)) > 1:
-        # As many here as there: each may be the one that is wrong.
-        odd = [group for group in groups if len(group) < len(groups[-1]) or len(groups[0]) == len(groups[-1])]
-        made.suspects = sorted(place.rank for group in odd for place in group)
+        made.suspects = _odd(groups)
         lines = {place.line for place in waiting}
         made.said = f"the ranks wait in different operations: {'; '.join(map(_says_of_callers if len(lines) == 1 else _said, groups))}"
         made.steps = [*_known().steps["order"]]
     elif len({place.caller for place in waiting}) > 1:
         made.said = f"the ranks wait at one line, which they have called at different ones: {_says_of_callers(waiting)}"
+        made.suspects = _odd([[place for place in waiting if place.caller == each] for each in {place.caller for place in waiting}])
         made.steps = [*_known().steps["order"], *_known().steps["same"]]  # the callers may differ where nothing is wrong
     else:
         made.said = f"{_said(waiting)}, and none is elsewhere: another shape on one of them, or the network"
@@ -139,6 +138,13 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
     if made.missing and made.suspects != missing:
         made.said += f"; {_ranks(missing)} cannot be found on these hosts"
     return made
+
+
+def _odd(groups: Sequence[Sequence[Place]]) -> list[int]:
+    """The ranks of the smaller groups; of all where each has as many: each may be the one that is wrong."""
+    most = max(map(len, groups))
+    odd = [group for group in groups if len(group) < most] or groups
+    return sorted(place.rank for group in odd for place in group)
 
 
 def _one_way(waiting: Sequence[Place]) -> str:
@@ -174,8 +180,8 @@ def place_of(host: str, rank: Rank) -> Place:
     # It waits, but looks again and again whether the others are there, as in init_process_group, in all of MPI and of our engine.
     is_ours = thread.busy < _IDLE and any("/collective_core/" in frame.file for frame in thread.frames)
     polls = is_ours or thread.call.endswith("nanosleep") or operation.endswith("_group") or "MPI" in operation
-    # So does one that sleeps in a loop until something is there.
-    spins = (kind in WAITS and (polls or thread.busy > _BUSY)) or (kind == "sleep" and thread.busy < _IDLE)
+    # So does one that sleeps in a loop until something is there, or a client.
+    spins = (kind in WAITS and (polls or thread.busy > _BUSY)) or (kind in ("sleep", "client") and thread.busy < _IDLE)
     place.moves = kind == "busy" or (kind != "stopped" and (main.moves or (thread.switches > _MOVES and not spins)))
     if kind in ("loader", "child"):
         workers = [(each, *_kind(each.threads[0])) for each in rank.processes if each.parent == main.pid]
@@ -331,14 +337,17 @@ def says(group: Sequence[Place]) -> str:
     doing, many = group[0].doing, {"waits": "wait", "is": "are", "sleeps": "sleep"}
     doing = doing if len(group) == 1 else re.sub(r"^\w+", lambda verb: many.get(verb[0], verb[0]), doing)
     on = f" on {folded(hosts)}" if len(hosts) <= 4 else ""
-    return f"{_ranks([place.rank for place in group])}{on} {doing}" + (f" at {group[0].line}" if group[0].line else "")
+    line, caller = group[0].line, group[0].caller
+    is_helper = caller and caller.partition(":")[0] != line.partition(":")[0]  # of another file: its line alone says little
+    called = f", called at {caller}" if is_helper else ""
+    return f"{_ranks([place.rank for place in group])}{on} {doing}" + (f" at {line}{called}" if line else "")
 
 
 def _says_of_callers(places: Sequence[Place]) -> str:
     """The same, by the lines that have called the one at which the ranks wait."""
     callers = sorted({place.caller for place in places})[:4]
     said = [(says([place for place in places if place.caller == caller]), caller) for caller in callers]
-    return "; ".join(f"{each}, called at {caller}" if caller else each for each, caller in said)
+    return "; ".join(f"{each}, called at {caller}" if caller and "called at" not in each else each for each, caller in said)
 
 
 def _said(places: Sequence[Place]) -> str:

@@ -157,6 +157,7 @@ def test_a_native_thread_that_spins_hides_no_stall() -> None:
         {"call": "accept4", "target": "socket:[7]", "peer": "0.0.0.0:0"},
         {"call": "accept4", "target": "socket:[7]"},  # of Unix, or in a network namespace that may not be read
         {"call": "poll", "target": "socket:[7]", "peer": "0.0.0.0:0"},
+        {"call": "poll", "target": "socket:[7]", "peer": "0.0.0.0:0", "switches": 60},
         {"call": "epoll_wait", "target": "socket:[7]", "peer": "[::]:0"},
         {"call": "", "waits_in": "inet_csk_accept"},
     ],
@@ -483,6 +484,13 @@ def test_ranks_that_all_send_or_all_receive_wait_for_one_another(calls: tuple[st
     assert f"all of them {said}" in verdict.said
 
 
+def test_a_helper_is_named_with_the_line_that_has_called_it() -> None:
+    data = recorded("fifo")["ranks"]
+    lines = [{"name": "read", "file": "/x/helper.py", "line": 9}, {"name": "train", "file": "/x/train.py", "line": 40}]
+    first_thread(data[1])["frames"] = lines
+    assert "at helper.py:9, called at train.py:40; the other 2 ranks wait for it" in judged(data).said
+
+
 def test_ranks_in_operations_of_different_groups_are_told_apart_by_their_callers() -> None:
     data = recorded("fifo")["ranks"]
     for rank in data:
@@ -501,7 +509,10 @@ def test_ranks_that_wait_in_one_function_are_told_apart_by_its_callers() -> None
         lines = [{"name": "f", "file": "/x/train.py", "line": line} for line in (9, 40 + rank["rank"] // 2)]
         first_thread(rank).update(call="recvfrom", target="socket:[7]", peer="10.0.0.9:443", frames=lines)
     verdict = judged(data)
-    assert (verdict.state, verdict.suspects) == ("stalled", [])  # rank 2 may have come there by another way than the others, and rightly
+    assert (verdict.state, verdict.suspects) == (
+        "stalled",
+        [2],
+    )  # though it may have come there by another way than the others, and rightly
     assert "rank 2 on node1 waits in recvfrom for 10.0.0.9:443 at train.py:9, called at train.py:41" in verdict.said
 
 
