@@ -173,7 +173,7 @@ def test_a_server_of_several_ranks_that_nobody_asks_has_not_stalled(serves: dict
         assert "for a client at serve.py:9" in judged(data).said
     for shape in ("fifo", "stopped", "never_joins", "file_lock"):  # and these are no part of that
         data = recorded(shape)["ranks"]
-        first_thread(data[0]).update(frames=stack, busy=0, switches=0, **serves)
+        first_thread(data[0]).update(**{"frames": stack, "busy": 0, "switches": 0, **serves})
         assert judged(data).state == "stalled", shape
 
 
