@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import random
@@ -42,6 +43,7 @@ READY_S, ALARM_S, HEALTHY_S = 400.0, 150.0, 25.0  # a step may take 20 s where t
 OTHER_AUTHOR_S = 120.0  # until a program of another author hangs, and is examined
 AT_ONCE = os.cpu_count() or 1  # more only wait for one another until they train
 MEMORY = Path("/sys/fs/cgroup/memory")
+_NUMBERS = itertools.count()  # of all seeds: their folders are next to each other
 _WANTED = re.compile(os.environ.get("PROVISION_HANGS", ""))
 
 
@@ -212,7 +214,12 @@ def disturbed(job: Job) -> Iterator[None]:
         elif act == "memory":
             limit = job.group / "memory.limit_in_bytes"
             stack.callback(limit.write_text, "-1")
-            limit.write_text(str(96 << 20))  # what is more is written to the swap first
+            for _ in range(20):  # what is more is written to the swap first, which takes several turns
+                with contextlib.suppress(OSError):
+                    limit.write_text(str(96 << 20))
+                    break
+            else:
+                raise AssertionError("the rank's memory could not be limited")
         elif act.startswith("cut"):
             assert job.place.cluster is not None
             first, second = job.place.cluster.hosts
@@ -311,6 +318,7 @@ def healthy(seed: Seed, place: Place, number: int) -> Row:
     try:
         with started(seed, place, number) as (job, _line):
             job.ready()
+            assert not seed.is_under_mpi or job.wait(lambda: re.search(r"ready|step|rank", job.said), READY_S), f"not ready: {job.said[-1500:]}"
             end, alarms = time.monotonic() + (OTHER_AUTHOR_S if seed.file else HEALTHY_S), []
             while seed.is_under_mpi and time.monotonic() < end and job.process.poll() is None and not alarms:
                 time.sleep(5)
@@ -407,7 +415,7 @@ def table(of: Sequence[Seed], places: dict[int, list[Place]], look: Callable[[Se
             for place in each
         }
         waiting = []
-        for number, seed in enumerate(random.Random(46).sample(those := chosen(of), len(those))):
+        for number, seed in zip(_NUMBERS, random.Random(46).sample(those := chosen(of), len(those)), strict=False):
             place = places[seed.hosts][number % len(places[seed.hosts])]
             waiting.append(pools[place.hosts].submit(one, number, seed, place))
         for each in waiting:
