@@ -43,7 +43,7 @@ _MARK = "===PROVISION-INPUT==="  # behind it, what a script as root reads
 
 Feed = Callable[[IO[bytes]], None]
 #: The standard input of commands: bytes, or what a function writes whenever it is called; the same for every host, or one for each.
-Input = bytes | Feed | Mapping[str, bytes | Feed]
+Input = bytes | Feed | Mapping[str, bytes] | Mapping[str, Feed]
 
 
 class Caller(Protocol):

@@ -155,12 +155,11 @@ def copy_files(session: Session, plan: Plan, files: Mapping[Path, str], what: st
         with archive.open("rb") as file:
             shutil.copyfileobj(file, pipe)
 
-    prefixes = {name: shlex.quote(host.prefix) for name, host in plan.hosts.items()}
-    unpack = {name: f"umask 022 && tar -x -f - --no-same-owner -C {prefix}" for name, prefix in prefixes.items()}
-    orders = {
-        name: ssh.as_root(session, name, unpack[name], feed) if host.root else (unpack[name], feed) for name, host in plan.hosts.items()
-    }
-    scripts, stdin = ({name: order[part] for name, order in orders.items()} for part in (0, 1))
+    scripts: dict[str, str] = {}
+    stdin: dict[str, ssh.Feed] = {}
+    for name, host in plan.hosts.items():
+        unpack = f"umask 022 && tar -x -f - --no-same-owner -C {shlex.quote(host.prefix)}"
+        scripts[name], stdin[name] = ssh.as_root(session, name, unpack, feed) if host.root else (unpack, feed)
     session.progress.stage(f"Copy {what}", list(plan.hosts))
     answers = ssh.run(session, scripts, stdin=stdin, timeout=_COPY_S, task="Copy and unpack the job's files")
     for name, answer in answers.items():
