@@ -347,7 +347,7 @@ def ports() -> Iterator[dict[str, int]]:
 @pytest.fixture(scope="module")
 def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     file = tmp_path_factory.mktemp("swap") / "file"
-    subprocess.run(["fallocate", "-l", "1G", str(file)], check=True)
+    subprocess.run(["fallocate", "-l", "3G", str(file)], check=True)
     file.chmod(0o600)
     for command in ("mkswap", "swapon"):
         subprocess.run([command, str(file)], check=True, capture_output=True)
