@@ -214,10 +214,11 @@ def disturbed(job: Job) -> Iterator[None]:
         elif act == "memory":
             limit = job.group / "memory.limit_in_bytes"
             stack.callback(limit.write_text, "-1")
-            for _ in range(20):  # what is more is written to the swap first, which takes several turns
+            for _ in range(100):  # what is more is written to the swap first, which takes several turns
                 with contextlib.suppress(OSError):
                     limit.write_text(str(96 << 20))
                     break
+                time.sleep(0.2)
             else:
                 raise AssertionError("the rank's memory could not be limited")
         elif act.startswith("cut"):
