@@ -87,7 +87,7 @@ def defaults(source: EngineSource, archive: str) -> dict[str, dict[str, Any]]:
             "prepare_packages": {"debian": list(system.debian), "rhel": list(system.rhel)},
             "prepare_oldest_redhat": OURS.os().distributions[OURS.os().id_of("rhel")].oldest,
             "prepare_uv": {"version": packages.uv.version, "sha256": dict(packages.uv.sha256)},
-            "prepare_numpy": dict(packages.numpy.by_python),
+            "prepare_numpy": dict(packages.numpy.of),
             "prepare_python_packages": python_packages,
             "prepare_build_packages": rollout.build_packages(OURS),
             "prepare_openmpi": "",

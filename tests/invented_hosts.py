@@ -51,7 +51,7 @@ def host(
         "hostname": "h",
         "os": {"id": system[0], "version": system[1]},
         "arch": arch,
-        "driver": {"version": OURS.cuda().toolkits.drivers.get(cuda, "535.104.05"), "cuda": cuda} if cuda else None,
+        "driver": {"version": OURS.cuda().toolkits.of.get(cuda, "535.104.05"), "cuda": cuda} if cuda else None,
         "gpus": [{"name": "A100", "compute_capability": "8.0"}] * gpus,
         "python": {"version": python, "executable": "/usr/bin/python3"},
         "network": {

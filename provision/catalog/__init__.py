@@ -116,7 +116,7 @@ class Catalog:
         """The branches of NVIDIA's driver for production that it still supports, the one whose support ends last at the end."""
         known = self.cuda().driver_branches
         supported = (each for each, kind in self.driver().branches.of.items() if kind != "feature" and not known.ended(each))
-        return sorted(supported, key=lambda branch: (known.ends.get(branch, ""), int(branch)))
+        return sorted(supported, key=lambda branch: (known.of.get(branch, ""), int(branch)))
 
     def reach(self) -> models.Reach:
         """How far the catalogue's knowledge reaches."""
@@ -133,7 +133,7 @@ class Catalog:
             dates = {name: max(date, feed, looked.get(name, date)) for name, date in dates.items()}
         return Reach(
             pytorch=max(pytorch.releases, key=key),
-            cuda=max(cuda.toolkits.drivers, key=key),
+            cuda=max(cuda.toolkits.of, key=key),
             nccl=max((*wheels, *repository), key=key),
             date=min(dates.values()).isoformat(),
             overlay=(overlay.digest or None) if overlay is not None else None,

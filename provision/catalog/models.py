@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -44,6 +44,15 @@ class Sourced(Model):
     source: Text
     date: datetime.date
     weak: Text | None = None
+
+
+Value = TypeVar("Value")
+
+
+class Table(Sourced, Generic[Value], title="Table"):
+    """A group that is one table, or one list."""
+
+    of: Value
 
 
 class Reach(Model):
@@ -167,10 +176,6 @@ class NcclWheels(Sourced):
             yield ("builds", package, wheel), f"{package} {wheel} is missing under code"
 
 
-class NcclFloors(Sourced):
-    lowest: dict[Number, dict[Version, Capability]]
-
-
 class NcclTarball(Sourced):
     url: Url
     sha256: dict[Version, Sha256]
@@ -187,7 +192,7 @@ class Nccl(File, Sourced):
     repository: NcclRepository
     absent: tuple[NcclAbsent, ...]
     wheels: NcclWheels
-    floors: NcclFloors
+    floors: Table[dict[Number, dict[Version, Capability]]]
     tarball: NcclTarball
     known_bad_covers: Version
     known_bad: Troubles
@@ -205,37 +210,21 @@ class Nccl(File, Sourced):
         return self
 
 
-class Drivers(Sourced):
-    """CUDA release or major → the oldest driver that runs it."""
-
-    drivers: dict[Number, Number]
-
-
-class Toolkits(Drivers):
+class Toolkits(Table[dict[Number, Number]]):
     """CUDA release → the oldest driver that was packaged with it."""
 
     def of_branch(self, driver: str) -> str | None:
         """The newest CUDA that a driver (or a branch) runs natively: its whole branch does, also a beta, and Jetson's 580.00."""
-        fitting = [cuda for cuda, oldest in self.drivers.items() if key(oldest)[0] <= key(driver)[0]]
+        fitting = [cuda for cuda, oldest in self.of.items() if key(oldest)[0] <= key(driver)[0]]
         return max(fitting, key=key, default=None)
 
 
-class GpuFloors(Sourced):
-    lowest: dict[Number, Capability]
-
-
-class GpuCeilings(Sourced):
-    oldest: dict[Capability, Cuda]
-
-
-class DriverBranches(Sourced):
+class DriverBranches(Table[dict[Number, Month]]):
     """Branch of NVIDIA's drivers → the month in which its support ends."""
-
-    ends: dict[Number, Month]
 
     def ended(self, driver: str) -> str | None:
         """The month in which the support of a driver's branch ended, if that was before these facts were read."""
-        end = self.ends.get(driver.split(".")[0])
+        end = self.of.get(driver.split(".")[0])
         return end if end is not None and end < f"{self.date:%Y-%m}" else None
 
 
@@ -252,14 +241,14 @@ class NvidiaLists(Sourced):
 
 
 class CudaVersions(File):
-    """cuda.yaml."""
+    """cuda.yaml. ``minor_compatibility``: CUDA major → the oldest driver that runs all of it."""
 
     lists: NvidiaLists
     toolkits: Toolkits
     driver_branches: DriverBranches
-    minor_compatibility: Drivers
-    gpu_floors: GpuFloors
-    gpu_ceilings: GpuCeilings
+    minor_compatibility: Table[dict[Number, Number]]
+    gpu_floors: Table[dict[Number, Capability]]
+    gpu_ceilings: Table[dict[Capability, Cuda]]
 
 
 PciId = Annotated[str, Form(r"[0-9a-f]{4}", "four hexadecimal digits")]
@@ -302,10 +291,8 @@ class DmaBuf(Sourced):
     cuda: Cuda
 
 
-class PciTable(Sourced):
+class PciTable(Table[dict[PciIds, Capability]]):
     """Ranges of NVIDIA's PCI device ids → the compute capability of the GPUs in them."""
-
-    of: dict[PciIds, Capability]
 
     def capability(self, device: str) -> str | None:
         """The compute capability of a GPU by its PCI device id; None if it is unknown."""
@@ -315,12 +302,6 @@ class PciTable(Sourced):
             if first <= int(device, 16) <= last:
                 found[last - first] = capability
         return found[min(found)] if found else None
-
-
-class VgpuSubsystems(Sourced):
-    """Ranges of the PCI subsystem ids that vGPUs have in their guests, and no board has."""
-
-    subsystems: tuple[PciIds, ...]
 
 
 class Fabric(Sourced):
@@ -347,12 +328,12 @@ class HardwareNotes(Sourced):
 
 
 class Hardware(File, Sourced):
-    """hardware.yaml."""
+    """hardware.yaml. ``vgpu``: ranges of the PCI subsystem ids that vGPUs have in their guests, and no board has."""
 
     notes: HardwareNotes
 
     pci_ids: PciTable
-    vgpu: VgpuSubsystems
+    vgpu: Table[tuple[PciIds, ...]]
     amd_faults: Faults
     fabric: Fabric
     accelerators: tuple[PciAccelerators, ...]
@@ -376,22 +357,14 @@ class Hardware(File, Sourced):
 Branch = Annotated[str, Form(r"\d{3}", "a driver branch, such as 580")]
 
 
-class DriverKinds(Sourced):
-    """Branch → what NVIDIA calls it."""
-
-    of: dict[Branch, Literal["long-term", "production", "feature"]]
-
-
 class DriverOfGpus(Model):
     name: Text
     first: Branch
     last: Branch | None = None
 
 
-class DriverGpus(Sourced):
+class DriverGpus(Table[dict[Capability, DriverOfGpus]]):
     """Compute capability, from this one to the next in the table → the branches that support such GPUs."""
-
-    of: dict[Capability, DriverOfGpus]
 
     def of_capability(self, capability: str) -> DriverOfGpus | None:
         """The entry of a GPU; None for GPUs that are older than the table."""
@@ -458,9 +431,9 @@ class DriverRepairs(Sourced):
 
 
 class Driver(File):
-    """driver.yaml."""
+    """driver.yaml. ``branches``: what NVIDIA calls them."""
 
-    branches: DriverKinds
+    branches: Table[dict[Branch, Literal["long-term", "production", "feature"]]]
     gpus: DriverGpus
     modules: DriverModules
     known_weak: Troubles
@@ -494,10 +467,6 @@ class RpmRepository(Sourced):
     keys: dict[System, RpmKey]
 
 
-class CudaOfSystems(Sourced):
-    systems: dict[System, Cuda]
-
-
 class AptKeys(Sourced):
     fingerprints: dict[Word, Fingerprint]
     of: dict[System, Word]
@@ -511,8 +480,8 @@ class CudaRepositories(File, Sourced):
     systems: dict[Word, Word]
     apt: AptRepository
     rpm: RpmRepository
-    first_cuda: CudaOfSystems
-    last_cuda: CudaOfSystems
+    first_cuda: Table[dict[System, Cuda]]
+    last_cuda: Table[dict[System, Cuda]]
     keys: AptKeys
 
 
@@ -560,20 +529,12 @@ class Openmpi(File):
     known_weak: Troubles
 
 
-class HwlocEmbedded(Sourced):
-    versions: dict[Cuda, Version]
-
-
-class HwlocDistribution(Sourced):
-    versions: dict[SystemRelease, Version]
-
-
 class Hwloc(File, Sourced):
     """hwloc.yaml."""
 
     packages: tuple[Word, ...]
-    embedded: HwlocEmbedded
-    distribution: HwlocDistribution
+    embedded: Table[dict[Cuda, Version]]
+    distribution: Table[dict[SystemRelease, Version]]
     known_bad: Troubles
 
 
@@ -606,10 +567,6 @@ class RocmBuild(Model):
     weak: Text | None = None
 
 
-class RocmBuilds(Sourced):
-    of: dict[Number, RocmBuild]
-
-
 class PytorchRelease(Model):
     """``rocm``: for which there are builds. ``libc``: the oldest glibc that its wheels run with."""
 
@@ -630,7 +587,7 @@ class Pytorch(File, Sourced):
     index: Url
     defaults: tuple[PytorchDefault, ...]
     releases: dict[Version, PytorchRelease]
-    rocm: RocmBuilds
+    rocm: Table[dict[Number, RocmBuild]]
     known_bad: Troubles
 
     @model_validator(mode="after")
@@ -653,10 +610,6 @@ class Pytorch(File, Sourced):
         return self
 
 
-class Numpy(Sourced):
-    by_python: dict[Python, Version]
-
-
 class PythonPackage(Sourced):
     version: Version
 
@@ -669,7 +622,7 @@ class Uv(PythonPackage):
 class PythonPackages(File, Sourced):
     """python_packages.yaml."""
 
-    numpy: Numpy
+    numpy: Table[dict[Python, Version]]
     cmake: PythonPackage
     mpi4py: PythonPackage
     cloudpickle: PythonPackage
@@ -707,12 +660,6 @@ class Distribution(Model):
     codenames: dict[Number, Word] = Field(default_factory=dict)
 
 
-class AnsibleSupport(Sourced):
-    """What releases of ansible-core can manage: the oldest Python of hosts."""
-
-    oldest_python: dict[Version, Python]
-
-
 class OtherSystems(Sourced):
     """Systems whose packages are not managed: family → the oldest glibc of those that are; the oldest glibc of wheels; the oldest GCC that
     builds the engine; ID → why nothing runs there."""
@@ -732,9 +679,9 @@ class OtherSystems(Sourced):
 
 
 class OperatingSystems(File, Sourced):
-    """os.yaml."""
+    """os.yaml. ``ansible``: release of ansible-core → the oldest Python of hosts that it manages."""
 
-    ansible: AnsibleSupport
+    ansible: Table[dict[Version, Python]]
     others: OtherSystems
     architectures: dict[Architecture, tuple[Word, ...]]
     distributions: dict[Word, Distribution]
@@ -770,33 +717,19 @@ class OperatingSystems(File, Sourced):
         return "; ".join(f"{names} {span}" for names, span in spans.items())
 
 
-class CudaTags(Sourced):
-    """CUDA → the releases of a distribution that have an image for it."""
-
-    releases: dict[Version, tuple[Number, ...]]
-
-
-class CudaDigests(Sourced):
-    sha256: dict[Word, Sha256]
-
-
 class CudaImages(File, Sourced):
-    """cuda_images.yaml."""
+    """cuda_images.yaml. ``tags``: distribution → CUDA → its releases that have an image for it."""
 
     registries: tuple[Word, ...]
     tag: Word
-    tags: dict[Word, CudaTags]
-    digests: CudaDigests
+    tags: dict[Word, Table[dict[Version, tuple[Number, ...]]]]
+    digests: Table[dict[Word, Sha256]]
 
 
 class ImagesOfDistributions(Sourced):
     images: dict[SystemRelease, Word]
     default: SystemRelease
     libc: dict[SystemRelease, Version]
-
-
-class ImageVersions(Sourced):
-    debian: dict[Word, Word]
 
 
 class ImageUser(Model):
@@ -813,7 +746,7 @@ class Images(File, Sourced):
     hold: dict[Word, tuple[Word, ...]]
     build_only: tuple[Word, ...]
     build_only_endings: tuple[Word, ...]
-    versions: ImageVersions
+    debian_versions: Table[dict[Word, Word]]
     user: ImageUser
     ssh_port: int
 
@@ -882,10 +815,6 @@ class KnownXid(Model):
     remedy: Text
 
 
-class Xids(Sourced):
-    known: dict[Number, KnownXid]
-
-
 class SwitchXids(Sourced):
     """SXids, of NVSwitches: those that call themselves fatal, and the others."""
 
@@ -896,10 +825,6 @@ class SwitchXids(Sourced):
 class CounterLimit(Model):
     above: int
     severity: Severity
-
-
-class CounterLimits(Sourced):
-    counters: dict[Text, CounterLimit]
 
 
 class HealthLimits(Sourced):
@@ -925,16 +850,6 @@ class AllReduceBandwidths(Sourced):
     share: float
     unfit_share: float
     expected: tuple[ExpectedAllReduce, ...]
-
-
-class DcgmSeverities(Sourced):
-    harmless: tuple[int, ...]
-
-
-class HealthTools(Sourced):
-    """Test → the package that installs its program."""
-
-    packages: dict[Literal["dcgm", "nvbandwidth", "allreduce"], Text]
 
 
 class ExpectedProduct(Model):
@@ -967,18 +882,18 @@ class NetworkLimits(Sourced):
 
 
 class GpuHealth(File):
-    """gpu_health.yaml."""
+    """gpu_health.yaml. ``dcgm``: severities that are harmless; ``tools``: test → the package that installs its program."""
 
-    xids: Xids
+    xids: Table[dict[Number, KnownXid]]
     sxids: SwitchXids
-    nvlink_errors: CounterLimits
-    rdma_errors: CounterLimits
+    nvlink_errors: Table[dict[Text, CounterLimit]]
+    rdma_errors: Table[dict[Text, CounterLimit]]
     limits: HealthLimits
     all_reduce: AllReduceBandwidths
     products: Products
     network: NetworkLimits
-    dcgm: DcgmSeverities
-    tools: HealthTools
+    dcgm: Table[tuple[int, ...]]
+    tools: Table[dict[Literal["dcgm", "nvbandwidth", "allreduce"], Text]]
 
 
 FILES: dict[str, type[File]] = {

@@ -15,7 +15,7 @@ _NUMBER = Pattern(r"(?i).*?Xid.{0,60}?(?:: |=)(\d{1,4})\b")
 
 def known(catalog: Catalog) -> Iterator[tuple[int, KnownXid]]:
     """All Xids that the catalogue knows, in the order of their numbers."""
-    return iter(sorted((int(number), entry) for number, entry in catalog.gpu_health().xids.known.items()))
+    return iter(sorted((int(number), entry) for number, entry in catalog.gpu_health().xids.of.items()))
 
 
 def judged(lines: Iterable[str], catalog: Catalog) -> tuple[Severity, tuple[str, ...]]:

@@ -67,7 +67,7 @@ def cudas(system: str, catalog: Catalog) -> list[str]:
     """The CUDAs, with their last number, that there are images of this system for; oldest first."""
     name, release = system.split()
     tags = catalog.cuda_images().tags.get(name)
-    return sorted((cuda for cuda, releases in tags.releases.items() if release in releases), key=key) if tags else []
+    return sorted((cuda for cuda, releases in tags.of.items() if release in releases), key=key) if tags else []
 
 
 def release_of(system: str, cuda: str, catalog: Catalog) -> str:
@@ -105,7 +105,7 @@ def base(host_class: HostClass, *, cuda: str | None = None, own: str | None = No
         return Base(catalog.images().distributions.images[system], system, None, name)
     known = catalog.cuda_images()
     tag = known.tag.format(cuda=full, flavour=FLAVOUR, system=short(system).replace("rocky", "rockylinux"))
-    digest = known.digests.sha256.get(tag) if host_class.arch == "x86_64" else None
+    digest = known.digests.of.get(tag) if host_class.arch == "x86_64" else None
     place = known.registries[0].removeprefix("docker.io/")
     return Base(f"{place}:{tag}" + (f"@sha256:{digest}" if digest else ""), system, full, name)
 

@@ -139,7 +139,7 @@ def _pinned(name: str, target: Target) -> str:
     host = target.host
     if host.family != "debian":
         return name
-    accepted = target.catalog.images().versions.debian.get(name, f"{minor(host.python.version)}.*")  # python3.11, python3.11-venv
+    accepted = target.catalog.images().debian_versions.of.get(name, f"{minor(host.python.version)}.*")  # python3.11, python3.11-venv
     return f"{name}={accepted}"
 
 

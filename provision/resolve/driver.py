@@ -111,7 +111,7 @@ def notes(found: Mapping[str, Driver], facts: Mapping[str, Facts], catalog: Cata
 
 def oldest_version(branch: str, cuda: str | None, catalog: Catalog) -> str:
     """The oldest version of a branch that runs that CUDA."""
-    oldest = catalog.cuda().toolkits.drivers.get(cuda or "", "")
+    oldest = catalog.cuda().toolkits.of.get(cuda or "", "")
     return oldest if oldest.startswith(f"{branch}.") else branch
 
 
@@ -212,7 +212,7 @@ def _branch(host: _Host, requested: str) -> tuple[str, tuple[Rejected, ...]]:
     if not usable:
         raise host.conflict("driver-branch", f"no branch of the driver fits: {rejected[0].cause}")
     best, *shorter = sorted(usable, key=production.index, reverse=True)
-    ends = host.catalog.cuda().driver_branches.ends
+    ends = host.catalog.cuda().driver_branches.of
     rejected += [
         Rejected(branch, f"supported until {ends.get(branch, 'an unknown date')}, {best} longer", id="version") for branch in shorter
     ]
@@ -326,5 +326,5 @@ def _why(host: _Host, branch: str, requested: str, *, is_open: bool) -> tuple[st
 
 
 def _described(branch: str, catalog: Catalog) -> str:
-    until = catalog.cuda().driver_branches.ends.get(branch)
+    until = catalog.cuda().driver_branches.of.get(branch)
     return f"{branch} is a {catalog.driver().branches.of[branch]} branch{f' (until {until})' if until else ''}"

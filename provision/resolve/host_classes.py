@@ -159,14 +159,14 @@ class HostClass:
         """Whether its driver runs machine code that was built for this CUDA: natively, or by minor-version compatibility."""
         if self.cuda is None or self.runs_natively(cuda):
             return self.cuda is not None
-        oldest = self.catalog.cuda().minor_compatibility.drivers.get(cuda.split(".")[0])
+        oldest = self.catalog.cuda().minor_compatibility.of.get(cuda.split(".")[0])
         same_major = key(cuda)[0] == key(self.cuda)[0]
         return same_major and oldest is not None and (self.driver is None or key(self.driver) >= key(oldest))
 
     @property
     def driver_misfit(self) -> str | None:
         """Why its driver does not support its GPUs, as a sentence; None if it does, or if nothing is known of one of them."""
-        drivers = self.catalog.cuda().toolkits.drivers
+        drivers = self.catalog.cuda().toolkits.of
         driver = self.driver or drivers.get(self.cuda or "")
         if driver is None:
             return None
@@ -274,13 +274,13 @@ def with_packaged_pythons(host_class: HostClass) -> HostClass:
 
 def with_driver_for(host_class: HostClass, cuda: str) -> HostClass:
     """The same class with a working driver, the oldest that runs this CUDA natively."""
-    driver = host_class.catalog.cuda().toolkits.drivers[cuda]
+    driver = host_class.catalog.cuda().toolkits.of[cuda]
     return replace(host_class, cuda=cuda, driver=driver, driver_too_old=False, gpu_fault=None)
 
 
 def with_newest_driver(host_class: HostClass) -> HostClass:
     """The same class with the newest working driver that supports its GPUs, else the newest."""
-    drivers = host_class.catalog.cuda().toolkits.drivers
+    drivers = host_class.catalog.cuda().toolkits.of
     newest_first = [with_driver_for(host_class, cuda) for cuda in sorted(drivers, key=key, reverse=True)]
     return next((each for each in newest_first if each.driver_misfit is None), newest_first[0])
 

@@ -156,11 +156,11 @@ def downgrades(packages: Iterable[str], host_class: HostClass) -> list[tuple[str
 def _unsupported_gpu(candidate: str, cuda: str, host_class: HostClass) -> Rejected | None:
     """Whether a candidate for this CUDA supports the oldest and the newest GPU."""
     known = host_class.catalog.cuda()
-    floor = known.gpu_floors.lowest.get(cuda.split(".")[0])
+    floor = known.gpu_floors.of.get(cuda.split(".")[0])
     if host_class.capabilities and floor and key(host_class.capabilities[0]) < key(floor):
         cause = f"its CUDA no longer has code for compute capability {host_class.capabilities[0]}"
         return Rejected(candidate, cause, f"from {floor} on", id="gpu")
-    oldest = known.gpu_ceilings.oldest
+    oldest = known.gpu_ceilings.of
     for capability in reversed(host_class.capabilities):
         named = max((each for each in oldest if key(each) <= key(capability)), key=key, default=None)
         if named and key(cuda) < key(oldest[named]):
@@ -176,7 +176,7 @@ def _gpu_without_code(build: Build, host_class: HostClass) -> Rejected | None:
         has = f"from {lowest} on" if key(without[0]) < key(lowest) else f"only for {', '.join(build.code)}"
         return Rejected(build.name, f"it has no code for compute capability {without[0]}", has, id="gpu")
     if build.source in ("repository", "local_repository") and host_class.capabilities:
-        floors = host_class.catalog.nccl().floors.lowest.get(build.cuda.split(".")[0], {})
+        floors = host_class.catalog.nccl().floors.of.get(build.cuda.split(".")[0], {})
         floor = max((floors[first] for first in floors if key(first) <= key(build.version)), key=key, default=None)
         if floor and key(host_class.capabilities[0]) < key(floor):
             cause = f"it has no code for compute capability {host_class.capabilities[0]}"
@@ -230,7 +230,7 @@ def _repository(host_class: HostClass) -> Iterator[Build | Rejected]:
 def _catalogued(host_class: HostClass, repository: Repository) -> Iterator[Build | Rejected]:
     """NVIDIA's packages according to the catalogue, whose evidence of a build is that of some system."""
     known, ranges, system = host_class.catalog.nccl(), host_class.catalog.cuda_repositories(), host_class.nvidia_system or ""
-    first, last = ranges.first_cuda.systems.get(system), ranges.last_cuda.systems.get(system)
+    first, last = ranges.first_cuda.of.get(system), ranges.last_cuda.of.get(system)
     absent = {
         f"{entry.version}+cuda{cuda}": entry.source
         for entry in known.absent

@@ -253,8 +253,8 @@ def hwloc(host_class: HostClass, openmpi: OpenMpi) -> SystemPackages | Preinstal
             why.append("only root could remove it; if it causes trouble, ask an administrator")
         return Preinstalled(version, packages, "remove" if host_class.root else "leave", tuple(why))
     if openmpi.source == "distribution":
-        linked = host_class.of_system(known.distribution.versions) or ""
+        linked = host_class.of_system(known.distribution.of) or ""
         return SystemPackages(linked, openmpi.package, "distribution", ("the one that the distribution's Open MPI is linked with",))
     why = [f"inside Open MPI {openmpi.version}: the same on every host and every distribution"]
     unused = tuple(Rejected(f"{name} {found}", "it is installed and stays, but Open MPI here does not use it") for name, found in installed)
-    return Preinstalled(known.embedded.versions.get(minor(openmpi.version), ""), openmpi.package, "bundled", tuple(why), unused)
+    return Preinstalled(known.embedded.of.get(minor(openmpi.version), ""), openmpi.package, "bundled", tuple(why), unused)

@@ -35,7 +35,7 @@ def _choices(
     if agree:
         yield own
     available = {each: {python.minor: python for python in (*reversed(others[each]), each.python)} for each in host_classes}
-    common = set.intersection(*(set(found) for found in available.values())) & set(catalog.python_packages().numpy.by_python)
+    common = set.intersection(*(set(found) for found in available.values())) & set(catalog.python_packages().numpy.of)
 
     usual = catalog.python_packages().usual.version  # most projects have wheels for it
 
@@ -67,7 +67,7 @@ def rejection(python: Interpreter, catalog: Catalog) -> Rejected | None:
     """Why this interpreter cannot be used with any other choice."""
     if not python.version:
         return Rejected("Python", "nothing is known of its Python, and the catalogue has none for its distribution", id="absent")
-    if python.minor not in catalog.python_packages().numpy.by_python:
+    if python.minor not in catalog.python_packages().numpy.of:
         return Rejected(f"Python {python.minor}", f"the catalogue has no NumPy for Python {python.minor}", id="python")
     return None
 
@@ -123,7 +123,7 @@ def wheels(host_class: HostClass, chosen: Interpreter) -> dict[str, Wheel]:
     found = {
         "cmake": (known.cmake.version, "the same on every host; the last 3.x still builds old projects"),
         "mpi4py": (known.mpi4py.version, "speaks the ABI of every Open MPI 4.x; finds the library at run time"),
-        "numpy": (known.numpy.by_python[chosen.minor], f"the catalogue's release for Python {chosen.minor}"),
+        "numpy": (known.numpy.of[chosen.minor], f"the catalogue's release for Python {chosen.minor}"),
         "cloudpickle": (known.cloudpickle.version, "serialises the functions of Runner"),
     }
     packaged = " ".join(["the distribution's cmake", *host_class.offered("cmake")[:1]])

@@ -111,7 +111,7 @@ def with_python(host_class: HostClass, version: str) -> HostClass:
 
 def newer_drivers(host_class: HostClass, host_classes: HostClasses) -> Iterator[Proposal]:
     """Every newer driver that supports its GPUs, the oldest first; then on all hosts whose driver is for the same CUDA."""
-    drivers = host_class.catalog.cuda().toolkits.drivers
+    drivers = host_class.catalog.cuda().toolkits.of
     for changed in dict.fromkeys([(host_class,), tuple(each for each in host_classes if each.cuda and each.cuda == host_class.cuda)]):
         last = host_class.catalog.driver().gpus.last_of(capability for each in changed for capability in each.capabilities)
         for cuda in sorted(drivers, key=key):

@@ -59,9 +59,7 @@ def choose(host_classes: HostClasses, requirements: Requirements) -> tuple[dict[
     """
     torch_conflict, python_conflict = None, None
     best: tuple[_Cost, dict[HostClass, Interpreter]] | None = None
-    preferred = (
-        _pythons_of_releases(requirements) if requirements.torch else [tuple(requirements.catalog.python_packages().numpy.by_python)]
-    )
+    preferred = _pythons_of_releases(requirements) if requirements.torch else [tuple(requirements.catalog.python_packages().numpy.of)]
     lowest = _lowest_cost(host_classes, requirements) if requirements.torch else None
     tried: set[tuple[str, ...]] = set()
     for pythons in python.candidates(host_classes, preferred, requirements):
@@ -288,7 +286,7 @@ def _fitting_python(release: PytorchRelease, host_class: HostClass, requirements
 
 def _fitting_driver(release: PytorchRelease, host_class: HostClass) -> str:
     """The oldest driver that runs a build of a release for these GPUs."""
-    compatible = host_class.catalog.cuda().minor_compatibility.drivers
+    compatible = host_class.catalog.cuda().minor_compatibility.of
     majors = {cuda.split(".")[0] for cuda, build in release.builds.items() if _has_code(build.code.get(host_class.arch), host_class)}
     drivers = [compatible[major] for major in majors if major in compatible]
     last = host_class.catalog.driver().gpus.last_of(host_class.capabilities)

@@ -115,7 +115,7 @@ def _proposal(change: Change, catalog: Catalog) -> Proposal:
     if change.kind == "without":
         return exclude(change.hosts)
     if change.kind == "python":
-        known = catalog.python_packages().numpy.by_python
+        known = catalog.python_packages().numpy.of
         if change.value not in known:
             listed = ", ".join(sorted(known, key=key))
             raise UsageError(f"no Python {change.value} is known", where=f"--what-if {change.text}", hint=f"known are {listed}")
@@ -177,7 +177,7 @@ def _candidates(facts: Mapping[str, Facts], plan: Plan, catalog: Catalog) -> Ite
     with_gpus = {name: facts[name] for name in plan.hosts if gpus.has_gpu(facts[name], catalog)}
     capabilities = [gpu.compute_capability for host in with_gpus.values() for gpu in host.gpus if gpu.compute_capability]
     cudas = {name: host_class_of(host, catalog).cuda for name, host in with_gpus.items() if not hardware.driver_is_fixed(host, catalog)}
-    drivers = catalog.cuda().toolkits.drivers
+    drivers = catalog.cuda().toolkits.of
     for cuda in sorted(drivers, key=key):
         branch = drivers[cuda].split(".")[0]
         if branch not in catalog.production_branches() or catalog.driver().gpus.misfit(branch, capabilities):
@@ -186,7 +186,7 @@ def _candidates(facts: Mapping[str, Facts], plan: Plan, catalog: Catalog) -> Ite
         if older:
             scope = "" if len(older) == len(with_gpus) else f"{','.join(older)}:"
             yield Change(f"{scope}driver={branch}", "driver", branch, older)
-    for version in sorted(catalog.python_packages().numpy.by_python, key=key, reverse=True):
+    for version in sorted(catalog.python_packages().numpy.of, key=key, reverse=True):
         if any(key(host.python.version or "0")[:2] < key(version) for host in plan.hosts.values()):
             yield Change(f"python={version}", "python", version, tuple(plan.hosts))
     if 2 < len(plan.hosts) <= 16:

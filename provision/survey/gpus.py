@@ -59,7 +59,7 @@ def is_vgpu(facts: Facts, catalog: Catalog) -> bool:
     """Whether its GPUs are parts of a hypervisor's: its driver says so, or their PCI subsystems. Their driver is the guest's."""
     of_driver = any((each.virtualization or "").upper() == "VGPU" for each in facts.gpus)
     return of_driver or any(
-        f"10de:{ids[:4]}" <= each <= f"10de:{ids[5:]}" for ids in catalog.hardware().vgpu.subsystems for each in facts.nvidia.pci_subsystems
+        f"10de:{ids[:4]}" <= each <= f"10de:{ids[5:]}" for ids in catalog.hardware().vgpu.of for each in facts.nvidia.pci_subsystems
     )
 
 
@@ -95,7 +95,7 @@ def _besides(cause: Cause, facts: Facts, catalog: Catalog) -> list[str]:
     found = [f"{on_disk} is installed, and the kernel is {facts.os.kernel}"] if on_disk else []
     found += ["Secure Boot is on, which refuses unsigned modules"] if cause in _NO_MODULE and facts.security.secure_boot else []
     version = facts.driver.version if facts.driver else on_disk
-    cuda, oldest = min(catalog.cuda().minor_compatibility.drivers.items(), key=lambda each: key(each[1]))
+    cuda, oldest = min(catalog.cuda().minor_compatibility.of.items(), key=lambda each: key(each[1]))
     return [*found, f"no build runs on {version}: CUDA {cuda} needs {oldest}"] if version and key(version) < key(oldest) else found
 
 

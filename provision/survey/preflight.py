@@ -139,7 +139,7 @@ def _python(facts: Facts, catalog: Catalog) -> Iterator[Problem]:
 def _oldest_python(catalog: Catalog) -> tuple[str, str]:
     """(the oldest Python that works on hosts, why where it is this machine's Ansible that needs it)"""
     ansible = importlib.metadata.version("ansible-core")
-    known = catalog.os().ansible.oldest_python
+    known = catalog.os().ansible.of
     oldest = next((known[release] for release in sorted(known, key=key, reverse=True) if key(release) <= key(ansible)), OLDEST_PYTHON)
     if key(oldest) <= key(OLDEST_PYTHON):
         return OLDEST_PYTHON, ""

@@ -71,7 +71,7 @@ def test_python_is_downloaded_once_and_removed(sandbox_factory, tmp_path):
     container(host).put_archive("/", release(tmp_path, version, minor))
     pythons = {**dict.fromkeys(OURS.python_packages().uv.pythons), minor: version}
     changes = tmp_path / "catalogue.json"
-    changes.write_text(json.dumps({"python_packages": {"numpy": {"by_python": {ITS_PYTHON: None}}, "uv": {"pythons": pythons}}}))
+    changes.write_text(json.dumps({"python_packages": {"numpy": {"of": {ITS_PYTHON: None}}, "uv": {"pythons": pythons}}}))
 
     def provision(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(Path(__file__).with_name("other_catalogue.py")), str(changes), words[0], str(sandbox.inventory)]

@@ -28,7 +28,7 @@ class _Redistributables(BaseModel):
 def add_toolkits(made: Update, sources: Sources) -> None:
     """The driver of each CUDA release that the catalogue does not know."""
     place = sources.cuda
-    known = sources.catalog.cuda().toolkits.drivers
+    known = sources.catalog.cuda().toolkits.of
     found: dict[str, str] = {}
     for name in _lists(sources):
         cuda = re.fullmatch(r"redistrib_(\d+\.\d+)\.\d+\.json", name)
@@ -47,7 +47,7 @@ def add_toolkits(made: Update, sources: Sources) -> None:
         found[cuda[1]] = min(driver, found.get(cuda[1], driver), key=key)
     if found:
         made.seen.add("cuda")
-        made.rows["cuda"] = {"toolkits": {"drivers": found}}
+        made.rows["cuda"] = {"toolkits": {"of": found}}
         made.found += [f"CUDA {cuda}: driver {driver}" for cuda, driver in found.items()]
 
 
@@ -108,9 +108,9 @@ def add_images(made: Update, sources: Sources) -> None:
             if f"{name} {release}" not in sources.catalog.images().distributions.images:
                 continue
             made.seen.add("cuda_images")
-            releases.setdefault(cuda, set(known.releases.get(cuda, ()))).add(release)
+            releases.setdefault(cuda, set(known.of.get(cuda, ()))).add(release)
         for cuda, found in sorted(releases.items(), key=lambda each: key(each[0])):
-            if new := sorted(found - set(known.releases.get(cuda, ())), key=key):
+            if new := sorted(found - set(known.of.get(cuda, ())), key=key):
                 tags = made.rows.setdefault("cuda_images", {"tags": {}})["tags"]
-                tags.setdefault(name, {"releases": {}})["releases"][cuda] = sorted(found, key=key)
+                tags.setdefault(name, {"of": {}})["of"][cuda] = sorted(found, key=key)
                 made.found.append(f"image of CUDA {cuda}: {name} {', '.join(new)}")

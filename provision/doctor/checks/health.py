@@ -51,7 +51,7 @@ def _lost(health: Health) -> Observations:
 
 @health_check("gpu-xid")
 def _xids(health: Health, catalog: Catalog) -> Observations:
-    known, switches = catalog.gpu_health().xids.known, catalog.gpu_health().sxids
+    known, switches = catalog.gpu_health().xids.of, catalog.gpu_health().sxids
     for xid in health.xids or ():
         entry = (switches.other if xid.nonfatal else switches.fatal) if xid.switch else known.get(str(xid.number))
         name = f"{'SXid' if xid.switch else 'Xid'} {xid.number}"
@@ -89,7 +89,7 @@ def _memory(health: Health) -> Observations:
 
 @health_check("gpu-nvlink")
 def _nvlinks(health: Health, catalog: Catalog) -> Observations:
-    counters = catalog.gpu_health().nvlink_errors.counters
+    counters = catalog.gpu_health().nvlink_errors.of
     most = {link.name: max(each.active for each in health.nvlinks if each.name == link.name) for link in health.nvlinks}
     for link in health.nvlinks:
         # Boards leave links unconnected, all GPUs of a kind the same ones.
@@ -172,7 +172,7 @@ def _topology(health: Health) -> Observations:
 
 @health_check("gpu-dcgm")
 def _dcgm(health: Health, catalog: Catalog) -> Observations:
-    harmless = catalog.gpu_health().dcgm.harmless
+    harmless = catalog.gpu_health().dcgm.of
     for each in health.dcgm:
         severity: Severity = "warning" if each.status == "warn" or each.severity in harmless else "error"
         where = f" on GPU {each.gpus}" if each.gpus else ""
@@ -225,7 +225,7 @@ def _all_reduce(health: Health, catalog: Catalog) -> Observations:
 
 @health_check("rdma-port")
 def _rdma(health: Health, catalog: Catalog) -> Observations:
-    limits = catalog.gpu_health().rdma_errors.counters
+    limits = catalog.gpu_health().rdma_errors.of
     active = [port for port in health.rdma if _word(port.state) == "ACTIVE"]
     usual = {port.link_layer: statistics.mode(_gbits(each) for each in active if each.link_layer == port.link_layer) for port in active}
     for port in health.rdma:
@@ -255,6 +255,6 @@ def _gbits(port: RdmaPort) -> float:
 
 @health_check("gpu-tool-missing")
 def _missing(health: Health, catalog: Catalog) -> Observations:
-    packages = catalog.gpu_health().tools.packages
+    packages = catalog.gpu_health().tools.of
     for test in health.missing:
         yield Observation(f"the test {test} could not run: its program is not installed", "", (f"package for {test}: {packages[test]}",))

@@ -112,7 +112,7 @@ def _usual_log(gpus: Gpus, settings: Settings) -> list[str]:
 
 
 def _other_driver(gpus: Gpus, branch: str) -> str:
-    known = OURS.cuda().toolkits.drivers.values()
+    known = OURS.cuda().toolkits.of.values()
     return next((each for each in known if each.split(".")[0] == branch and each != gpus.driver), f"{branch}.1")
 
 

@@ -197,7 +197,7 @@ def version_of(driver: str, profile: Profile) -> str:
         raise UsageError(f"invalid --driver: expected {like}, not `{driver}`")
     if profile.vendor == "amd":
         return driver
-    known = sorted(OURS.cuda().toolkits.drivers.values(), key=key)
+    known = sorted(OURS.cuda().toolkits.of.values(), key=key)
     version = driver if "." in driver else next((each for each in reversed(known) if each.split(".")[0] == driver), "")
     if not version:
         branches = ", ".join(dict.fromkeys(each.split(".")[0] for each in known[-9:]))

@@ -184,7 +184,7 @@ def test_version_ranges_of_known_problems(version: str, ways: dict[str, Any], co
 
 
 def test_drivers_grow_with_cuda() -> None:
-    drivers = OURS.cuda().toolkits.drivers
+    drivers = OURS.cuda().toolkits.of
     ordered = [key(drivers[cuda]) for cuda in sorted(drivers, key=key)]
     assert ordered == sorted(ordered)
 
@@ -227,7 +227,7 @@ def test_uv_can_download_its_pythons() -> None:
     listed = subprocess.run([*command, "--all-versions", "--all-arches"], capture_output=True, text=True, check=True).stdout
     for minor, version in known.uv.pythons.items():
         assert version.startswith(f"{minor}.")
-        assert minor in known.numpy.by_python
+        assert minor in known.numpy.of
         assert all(re.search(rf"^cpython-{version}-linux-{arch}-gnu ", listed, re.M) for arch in known.uv.sha256), version
 
 

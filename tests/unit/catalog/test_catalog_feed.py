@@ -103,7 +103,7 @@ def test_an_old_catalogue_with_a_feed_plans_the_new_default(tmp_path: Path, mine
         "key": KEY.shown,
     }
     assert f"in use: feed of 2027-03-01 03:17 UTC, signed with the key {KEY.shown}" in commanded("show", "pytorch")
-    mine.joinpath("cuda.yaml").write_text(HEAD + 'toolkits: {drivers: {"13.9": "640.10"}}\n', encoding="utf-8")
+    mine.joinpath("cuda.yaml").write_text(HEAD + 'toolkits: {of: {"13.9": "640.10"}}\n', encoding="utf-8")
     assert (torch_of(planned()), planned()["knowledge"]["cuda"]) == (default, "13.9"), "files of the user's own are merged over it"
     monkeypatch.setattr(catalog, "date_of_ours", lambda: "2027-03-01")
     assert torch_of(planned()) == torch_of(before), "a release of provision of that day or later is taken instead"
@@ -416,9 +416,9 @@ def test_a_feed_that_was_made_counts_once_it_is_signed(tmp_path: Path, mine: Pat
     used = Catalog(overlay.read([mine]))
     assert used.driver().branches.of["840"] == "long-term"
     images = used.cuda_images().tags
-    assert (images["ubuntu"].releases["99.4.1"], images["rocky"].releases["99.4.1"]) == (("24.04",), ("9",))
-    known = OURS.cuda_images().tags["ubuntu"].releases["12.4.1"]
-    assert used.cuda_images().tags["ubuntu"].releases["12.4.1"] == tuple(sorted({*known, "26.04"}))
+    assert (images["ubuntu"].of["99.4.1"], images["rocky"].of["99.4.1"]) == (("24.04",), ("9",))
+    known = OURS.cuda_images().tags["ubuntu"].of["12.4.1"]
+    assert used.cuda_images().tags["ubuntu"].of["12.4.1"] == tuple(sorted({*known, "26.04"}))
     assert used.pytorch().defaults[0].version == plain("pytorch")["defaults"][0]["version"]
     assert used.reach().date == NOW.date().isoformat()
     assert f"minisign -S -s KEY -m {out}" in commanded("build", "--out", str(out), "--from", str(places))

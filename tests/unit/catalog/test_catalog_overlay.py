@@ -26,7 +26,7 @@ from provision.survey import Facts
 
 PLANS = Path(__file__).parents[2] / "data" / "plans"
 HEAD = "schema: 1\nsource: the test\ndate: 2027-03-01\n"
-NEWER_CUDA = HEAD + 'toolkits: {drivers: {"13.9": "640.10"}}\n'
+NEWER_CUDA = HEAD + 'toolkits: {of: {"13.9": "640.10"}}\n'
 
 
 def written(folder: Path, **files: str) -> Path:
@@ -37,16 +37,16 @@ def written(folder: Path, **files: str) -> Path:
 
 
 def test_rows_are_added_and_replaced(tmp_path: Path) -> None:
-    before, known = OURS.cuda().toolkits.drivers, OURS.reach().date
-    text = HEAD + 'toolkits: {drivers: {"13.9": "640.10", "13.4": "615.1"}}\ndriver_branches: {ends: {"640": "2030-01"}}\n'
+    before, known = OURS.cuda().toolkits.of, OURS.reach().date
+    text = HEAD + 'toolkits: {of: {"13.9": "640.10", "13.4": "615.1"}}\ndriver_branches: {of: {"640": "2030-01"}}\n'
     used = Catalog(overlay.read([written(tmp_path, cuda=text)]))
-    assert used.cuda().toolkits.drivers == {**before, "13.9": "640.10", "13.4": "615.1"}
-    assert used.cuda().driver_branches.ends["640"] == "2030-01"
+    assert used.cuda().toolkits.of == {**before, "13.9": "640.10", "13.4": "615.1"}
+    assert used.cuda().driver_branches.of["640"] == "2030-01"
     assert (used.reach().cuda, used.reach().date) == ("13.9", known), "PyTorch and NCCL were not looked for"
     head_only = dict.fromkeys(("pytorch", "nccl"), HEAD)
     used = Catalog(overlay.read([written(tmp_path, cuda=text, **head_only)]))
     assert used.reach().date == "2027-03-01"
-    assert OURS.cuda().toolkits.drivers == before
+    assert OURS.cuda().toolkits.of == before
 
 
 def test_entries_of_lists_are_added_and_lists_of_words_replaced(tmp_path: Path) -> None:
@@ -68,11 +68,11 @@ def test_entries_of_lists_are_added_and_lists_of_words_replaced(tmp_path: Path) 
 
 def test_a_later_folder_is_over_an_earlier_one(tmp_path: Path) -> None:
     first = written(tmp_path / "a", cuda=NEWER_CUDA, os=HEAD)
-    second = written(tmp_path / "b", cuda=HEAD + 'toolkits: {drivers: {"13.9": "641.1", "13.8": "630.1"}}\n')
+    second = written(tmp_path / "b", cuda=HEAD + 'toolkits: {of: {"13.9": "641.1", "13.8": "630.1"}}\n')
     both = overlay.read([first, second, tmp_path / "missing"])
     assert both is not None
     used = Catalog(both)
-    drivers = used.cuda().toolkits.drivers
+    drivers = used.cuda().toolkits.of
     assert (drivers["13.9"], drivers["13.8"]) == ("641.1", "630.1")
     alone = overlay.read([first])
     assert alone is not None
@@ -96,15 +96,15 @@ def refused(*folders: Path) -> str:
 @pytest.mark.parametrize(
     ("name", "text", "at", "said"),
     [
-        ("cuda", HEAD + 'toolkits:\n  drvers: {"13.9": "640.10"}\n', ":5", "`toolkits.drvers` is unknown; did you mean `drivers`?"),
-        ("cuda", HEAD + "toolkits:\n  drivers:\n    13.9: x\n", ":6", "the key '13.9' must be in quotes"),
-        ("cuda", HEAD + 'toolkits:\n  drivers:\n    "13.9": newest\n', ":6", "must be a number"),
-        ("cuda", 'schema: 1\ntoolkits: {drivers: {"13.9": "640.10"}}\n', ":1", "`source` is missing"),
+        ("cuda", HEAD + 'toolkits:\n  ofs: {"13.9": "640.10"}\n', ":5", "`toolkits.ofs` is unknown; did you mean `of`?"),
+        ("cuda", HEAD + "toolkits:\n  of:\n    13.9: x\n", ":6", "the key '13.9' must be in quotes"),
+        ("cuda", HEAD + 'toolkits:\n  of:\n    "13.9": newest\n', ":6", "must be a number"),
+        ("cuda", 'schema: 1\ntoolkits: {of: {"13.9": "640.10"}}\n', ":1", "`source` is missing"),
         ("cuda", "schema: 2\nsource: a\ndate: 2027-01-01\n", ":1", "`schema` must be 1"),
         ("cuda", "a: &x [1]\nb: *x\n", ":1", "aliases"),
         ("cuda", "- 1\n", "", "it must be a mapping"),
         ("cuda", "[" * 5000, ":1", "nesting"),
-        ("cuda", HEAD + "toolkits: {drivers: !!python/object/apply:os.system [exit]}\n", ":4", "python/object"),
+        ("cuda", HEAD + "toolkits: {of: !!python/object/apply:os.system [exit]}\n", ":4", "python/object"),
         ("nccl", HEAD + 'repository: {builds: {"2.40.1-1": {"13.9": "Q"}}}\n', ":4", "there is no evidence 'Q'"),
         ("ncl", HEAD, "", "did you mean `nccl`?"),
     ],
@@ -206,7 +206,7 @@ def test_the_command_line_uses_the_users_own_files(tmp_path: Path, monkeypatch: 
     origin = {group["facts"]: group["from"] for group in document["groups"]}
     assert origin["cuda.toolkits"] == str(tmp_path / "provision/catalog/cuda.yaml")
     assert origin["cuda.gpu_floors"] == "provision"
-    more = written(tmp_path / "more", cuda=HEAD + 'toolkits: {drivers: {"14.0": "650.10"}}\n')
+    more = written(tmp_path / "more", cuda=HEAD + 'toolkits: {of: {"14.0": "650.10"}}\n')
     known = str(PLANS / "a100-570-cuda-12.8.json")
     plan = json.loads(shown("plan", "--facts", known, "--json", "--catalog", str(more)))
     assert plan["knowledge"]["cuda"] == "14.0"
@@ -247,7 +247,7 @@ def test_a_distribution_that_a_user_lists_is_not_taken_for_one_like_it(tmp_path:
 
 def test_without_any_branch_for_production_the_newest_that_a_system_has_is_named(tmp_path: Path) -> None:
     ended = ", ".join(f'"{branch}": "2020-01"' for branch in OURS.production_branches())
-    used = Catalog(overlay.read([written(tmp_path, cuda=f"{HEAD}driver_branches: {{ends: {{{ended}}}}}\n")]))
+    used = Catalog(overlay.read([written(tmp_path, cuda=f"{HEAD}driver_branches: {{of: {{{ended}}}}}\n")]))
     assert used.production_branches() == []
     unknown = changed(host(), os={"id": "debian", "version": "12", "kernel": "6.1.0-37-amd64"}, nvidia={"pci_devices": ["0000:41:00.0"]})
     (conflict,) = plan_for({"a": unknown}, Requirements(torch=False, driver="auto", catalog=used)).conflicts

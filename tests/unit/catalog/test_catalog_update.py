@@ -190,7 +190,7 @@ def test_newer_rows_come_from_the_index(tmp_path: Path, index: Index) -> None:
     build = release.builds["13.9"]
     assert (build.nccl, build.code) == ("2.40.1", {"x86_64": ("8.0",)})
     assert build.weak
-    assert used.cuda().toolkits.drivers["13.9"] == "640.10"
+    assert used.cuda().toolkits.of["13.9"] == "640.10"
     assert {name: kind for name, kind in used.driver().branches.of.items() if int(name) > 620} == {"640": "long-term", "630": "feature"}
     assert (used.reach().pytorch, used.reach().cuda, used.reach().nccl) == ("2.90.0", "13.9", "2.40.1")
     own = used.overlay
@@ -273,7 +273,7 @@ def test_a_folder_instead_of_servers(tmp_path: Path) -> None:
     made = update.update(Sources.of_folder(given, OURS), tmp_path / "c", TODAY, lambda _line: None)
     assert made.unreached == []
     written = yaml.safe_load((tmp_path / "c" / "cuda.yaml").read_text(encoding="utf-8"))
-    assert written["toolkits"] == {"drivers": {"13.9": "640.20"}}
+    assert written["toolkits"] == {"of": {"13.9": "640.20"}}
     assert written["date"] == TODAY.isoformat()
 
 
@@ -282,10 +282,10 @@ def test_rows_of_the_users_own_stay(tmp_path: Path, index: Index) -> None:
     folder = tmp_path / "c"
     folder.mkdir()
     head = "schema: 1\nsource: me\ndate: 2027-01-01\n"
-    (folder / "cuda.yaml").write_text(head + 'toolkits: {drivers: {"13.8": "630.1"}}\n', encoding="utf-8")
+    (folder / "cuda.yaml").write_text(head + 'toolkits: {of: {"13.8": "630.1"}}\n', encoding="utf-8")
     run(index, folder)
     used = Catalog(overlay.read([folder]))
-    assert {"13.8": "630.1", "13.9": "640.10"}.items() <= used.cuda().toolkits.drivers.items()
+    assert {"13.8": "630.1", "13.9": "640.10"}.items() <= used.cuda().toolkits.of.items()
 
 
 def test_what_cannot_be_read_is_said_and_the_rest_is_written(tmp_path: Path, index: Index) -> None:

@@ -22,7 +22,7 @@ from provision.survey import Facts
 
 SYSTEMS = [(name, release) for name, entry in OURS.os().distributions.items() for release in entry.pythons]
 RECENT = [("ubuntu", "22.04"), ("ubuntu", "24.04"), ("debian", "12"), ("debian", "13")]
-DRIVERS = {cuda: driver for cuda, driver in OURS.cuda().toolkits.drivers.items() if driver}
+DRIVERS = {cuda: driver for cuda, driver in OURS.cuda().toolkits.of.items() if driver}
 CAPABILITIES = ["3.7", "5.0", "5.2", "6.0", "6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1"]
 
 
@@ -48,7 +48,7 @@ recent = st.tuples(
 likely = st.lists(recent, min_size=1, max_size=6)
 # What a host's own package index may say of NCCL and Open MPI, whether there is root, and what the index says a while later.
 NCCLS = ["2.21.5-1+cuda12.4", "2.21.5-1+cuda12.2", "2.21.5-1+cuda13.1", "2.26.2-1+cuda12.2", "2.27.5-1+cuda12.9", "2.99.1-1+cuda12.4"]
-PYTHONS = list(OURS.python_packages().numpy.by_python)
+PYTHONS = list(OURS.python_packages().numpy.of)
 offers = st.one_of(st.just([]), st.lists(st.sampled_from(NCCLS), unique=True, max_size=4))
 looks = st.lists(
     st.tuples(offers, st.sampled_from([None, "4.1.4-3", "4.1.6-7"]), st.sampled_from([True, True, False]), offers), min_size=6, max_size=6
@@ -100,7 +100,7 @@ def essence(plan: Plan) -> dict[str, HostPlan]:
 
 def check(hosts: dict[str, Facts], plan: Plan) -> None:
     data = OURS.nccl()
-    floors, ceilings = OURS.cuda().gpu_floors.lowest, OURS.cuda().gpu_ceilings.oldest
+    floors, ceilings = OURS.cuda().gpu_floors.of, OURS.cuda().gpu_ceilings.of
     assert bool(plan.hosts) != bool(plan.conflicts)
     for conflict in plan.conflicts:
         assert conflict.host in hosts
@@ -144,7 +144,7 @@ def check(hosts: dict[str, Facts], plan: Plan) -> None:
 
 def check_driver(host: Facts, one: HostPlan) -> None:
     """The policy for drivers: never above its CUDA's major, above its CUDA only with machine code for every GPU."""
-    known, capabilities = OURS.cuda().minor_compatibility.drivers, [gpu.compute_capability for gpu in host.gpus]
+    known, capabilities = OURS.cuda().minor_compatibility.of, [gpu.compute_capability for gpu in host.gpus]
     for component in (one.nccl, one.torch):
         if component is None or component.cuda is None:
             continue
