@@ -20,9 +20,8 @@ from provision.base.errors import ProvisionError
 from provision.sandbox import debootstrap, names
 from provision.sandbox.containers import controller_settings
 from provision.sandbox.containers.controller_settings import Settings
-from provision.sandbox.engine import Files, Say
 from provision.sandbox.host_files import FOLDER, PACKAGES, archive
-from provision.sandbox.model import EngineName, SandboxHost
+from provision.sandbox.model import EngineName, Files, SandboxHost, Say
 
 #: What was requested from the engine just before a crash can still appear; another pass finds it.
 SETTLE_SECONDS = 1.0
@@ -30,7 +29,7 @@ MAX_PASSES = 30
 
 
 class DockerEngine:
-    """See ``Engine``. The engine's own exceptions are left to the caller (``container_engine.explained``)."""
+    """The engine's own exceptions are left to the caller (``container_engine.explained``)."""
 
     name: EngineName = "docker"
 
@@ -38,12 +37,15 @@ class DockerEngine:
         self._client = client
 
     def sandboxes(self) -> set[str]:
+        """The names of all that have hosts."""
         return {str(container.labels[names.LABEL]) for container in self._labelled(names.LABEL)}
 
     def has(self, sandbox: str) -> bool:
+        """Whether anything of it exists."""
         return bool(self._networks(sandbox) or self._containers(sandbox))
 
     def hosts(self, sandbox: str) -> list[SandboxHost]:
+        """Running or not, in the order of their numbers."""
         return [_host(container) for container in self._containers(sandbox)]
 
     def create_network(self, sandbox: str, hosts: Sequence[str]) -> None:  # noqa: ARG002
@@ -51,6 +53,7 @@ class DockerEngine:
             self._client.networks.create(names.network(sandbox), driver="bridge", labels={names.LABEL: sandbox})
 
     def image(self, sandbox: str, base: str, settings: Settings, say: Say) -> str:
+        """Make the image (or the tree) of a base."""
         made = f"{names.REPOSITORY}/base", names.image_tag(sandbox, base)
         changes = [f"LABEL {names.LABEL}={sandbox}", f"LABEL {names.BASE}={base}"]
         return base_image(self._client, base, made, settings, say, PACKAGES, changes, prefer_made=True)
@@ -77,9 +80,11 @@ class DockerEngine:
         return _host(container)
 
     def process(self, host: SandboxHost) -> int:
+        """The number of its first process on this machine; 0 where it does not run, or not here."""
         return int(self._container(host).attrs["State"]["Pid"])
 
     def public_keys(self, host: SandboxHost) -> str | None:
+        """Its public ssh keys, not read over its network; None until its first start is complete."""
         try:
             code, output = self._container(host).exec_run(["sh", "-c", f"test -e /{FOLDER}/settled && cat /etc/ssh/ssh_host_*_key.pub"])
         except docker.errors.APIError:
@@ -96,7 +101,7 @@ class DockerEngine:
         return " / ".join(lines) or "it printed nothing"
 
     def remove(self, sandbox: str, note: Say) -> None:
-        """Remove containers, networks and images, until a pass finds none."""
+        """Remove everything but the sandbox's folder, until a pass finds none; ``note`` is called with what was removed."""
         for _ in range(MAX_PASSES):
             removed: list[str] = []
             for container in self._containers(sandbox):

@@ -18,11 +18,11 @@ from provision.base.text import counted, joined
 from provision.sandbox import debootstrap, names, namespaces
 from provision.sandbox.containers import container_engine, controller_settings, ssh_keys
 from provision.sandbox.docker_engine import DockerEngine
-from provision.sandbox.engine import Engine, Say
+from provision.sandbox.engine import Engine
 from provision.sandbox.gpus import simulation
 from provision.sandbox.gpus.simulation import Simulation
 from provision.sandbox.host_files import Login, host_files
-from provision.sandbox.model import EngineName, Sandbox, SandboxHost, SudoMode
+from provision.sandbox.model import EngineName, Sandbox, SandboxHost, Say, SudoMode
 from provision.sandbox.namespaces import NamespaceEngine
 
 #: A base that lacks packages installs them first, from a mirror that may be slow; a host that fails is noticed at once.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -12,6 +13,9 @@ from provision.sandbox.containers import ssh_keys
 SudoMode = Literal["nopasswd", "password", "none"]
 #: What runs the hosts: a container engine, or Linux namespaces of this machine.
 EngineName = Literal["docker", "namespaces"]
+Say = Callable[[str], None]
+#: os-release of a host -> its files in ``host_files.FOLDER``, by name.
+Files = Callable[[Mapping[str, str]], Mapping[str, str]]
 
 
 @dataclass(frozen=True)

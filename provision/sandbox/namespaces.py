@@ -28,9 +28,8 @@ from provision.base.text import joined
 from provision.sandbox import debootstrap, names
 from provision.sandbox.containers import controller_settings
 from provision.sandbox.containers.controller_settings import Settings
-from provision.sandbox.engine import Files, Say
 from provision.sandbox.host_files import FOLDER, PACKAGES
-from provision.sandbox.model import EngineName, SandboxHost
+from provision.sandbox.model import EngineName, Files, SandboxHost, Say
 
 #: The base of hosts that see this machine's own programs, where debootstrap cannot run.
 THIS_MACHINE = "this machine"
@@ -81,7 +80,7 @@ def missing() -> str | None:
 
 
 class NamespaceEngine:
-    """See ``Engine``."""
+    """It has the methods of `DockerEngine`."""
 
     name: EngineName = "namespaces"
 
