@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
@@ -56,6 +57,24 @@ def _of_ours(name: str) -> Any:
 def troubles(version: str, entries: Iterable[models.Trouble]) -> list[str]:
     """The entries of a list of known problems that cover ``version``, each with its source."""
     return [str(entry) for entry in entries if entry.covers(version)]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a catalogue reaches: the newest releases that it knows, and until when all three were looked for.
+
+    ``overlay``: the digest of the user's files that are merged over ours.
+    """
+
+    pytorch: str
+    cuda: str
+    nccl: str
+    date: str
+    overlay: str | None = None
+
+    def __str__(self) -> str:
+        own = f", with your own files ({self.overlay[:12]})" if self.overlay else ""
+        return f"PyTorch ≤ {self.pytorch}, CUDA ≤ {self.cuda}, NCCL ≤ {self.nccl}, as of {self.date}{own}"
 
 
 class Catalog:
@@ -118,10 +137,9 @@ class Catalog:
         supported = (each for each, kind in self.driver().branches.of.items() if kind != "feature" and not known.ended(each))
         return sorted(supported, key=lambda branch: (known.of.get(branch, ""), int(branch)))
 
-    def reach(self) -> models.Reach:
+    def reach(self) -> Reach:
         """How far the catalogue's knowledge reaches."""
         from provision.base.versions import key
-        from provision.catalog.models import Reach
 
         known, pytorch, cuda, overlay = self.nccl(), self.pytorch(), self.cuda(), self.overlay
         wheels = (version for builds in known.wheels.builds.values() for version in builds)

@@ -55,23 +55,6 @@ class Table(Sourced, Generic[Value], title="Table"):
     of: Value
 
 
-class Reach(Model):
-    """How far the catalogue's knowledge reaches: the newest releases that it knows, and until when all three were looked for.
-
-    ``overlay``: the digest of the user's files that are merged over ours.
-    """
-
-    pytorch: str
-    cuda: str
-    nccl: str
-    date: str
-    overlay: str | None = None
-
-    def __str__(self) -> str:
-        own = ", with your own files" if self.overlay else ""
-        return f"PyTorch ≤ {self.pytorch}, CUDA ≤ {self.cuda}, NCCL ≤ {self.nccl}, as of {self.date}{own}"
-
-
 class File(Model):
     """The base of every file's model."""
 

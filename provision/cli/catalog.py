@@ -54,7 +54,7 @@ def show(
     if json_:
         unused = [{"file": str(path), "what": str(error.what), "where": error.where} for path, error in invalid.items()]
         newer = {"file": taken.path, "created": taken.created.isoformat(), "key": taken.key} if taken else None
-        terminal.print_json({"schema": 1, "reach": reach.model_dump(mode="json"), "feed": newer, "groups": rows, "invalid": unused})
+        terminal.print_json({"schema": 1, "reach": vars(reach), "feed": newer, "groups": rows, "invalid": unused})
     else:
         console = terminal.out()
         console.print(terminal.table([{key: row[key] for key in ("facts", "date", "age", "from")} for row in rows]))

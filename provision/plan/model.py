@@ -30,6 +30,7 @@ from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.base.validation import Form
 from provision.base.versions import VERSION
+from provision.catalog import Reach
 
 SCHEMA: Literal[1] = 1
 
@@ -394,21 +395,9 @@ _HOST_PLAN = TypeAdapter(HostPlan)
 
 
 @dataclass(frozen=True, config=_STRICT)
-class Knowledge:
-    """How far the catalogue of a plan reaches.
+class Knowledge(Reach):
+    """How far the catalogue of a plan reaches. ``newer_drivers``: hosts whose driver is for a CUDA that it does not know yet."""
 
-    Attributes:
-        pytorch, cuda, nccl: the newest releases that it knows.
-        date: until when all three were looked for.
-        overlay: digest of the user's own files in it.
-        newer_drivers: hosts whose driver is for a CUDA that it does not know yet.
-    """
-
-    pytorch: str
-    cuda: str
-    nccl: str
-    date: str
-    overlay: str | None = None
     newer_drivers: tuple[str, ...] = ()
 
 

@@ -197,12 +197,8 @@ def _more(about: str, count: int) -> Iterator[tuple[str, str]]:
 
 
 def _reach(known: Knowledge) -> str:
-    text = f"it knows PyTorch ≤ {known.pytorch}, CUDA ≤ {known.cuda}, NCCL ≤ {known.nccl}, as of {known.date}"
-    if known.overlay:
-        text += f", with your own files ({known.overlay[:12]})"
-    if known.newer_drivers:
-        text += f"; newer than that: the driver of {joined(known.newer_drivers)} (provision catalog update)"
-    return text
+    newer = f"; newer than that: the driver of {joined(known.newer_drivers)} (provision catalog update)"
+    return f"it knows {known}{newer if known.newer_drivers else ''}"
 
 
 def groups_of(hosts: Iterable[HostPlan]) -> list[list[HostPlan]]:

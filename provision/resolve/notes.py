@@ -39,7 +39,7 @@ def knowledge(facts: Mapping[str, Facts], catalog: Catalog) -> Knowledge:
     """The newest releases that the catalogue knows, and the hosts whose driver is newer."""
     reach = catalog.reach()
     newer = sorted(name for name, host in facts.items() if host.driver and host.driver.cuda and key(host.driver.cuda) > key(reach.cuda))
-    return Knowledge(reach.pytorch, reach.cuda, reach.nccl, reach.date, reach.overlay, tuple(newer))
+    return Knowledge(**vars(reach), newer_drivers=tuple(newer))
 
 
 def _on_driver_branches(facts: Mapping[str, Facts], catalog: Catalog) -> list[str]:

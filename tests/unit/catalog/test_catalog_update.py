@@ -13,7 +13,7 @@ import struct
 import threading
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +246,7 @@ def test_where_nothing_is_new_the_plan_is_as_before_and_the_knowledge_of_today(t
     made = run(index, tmp_path / "b")
     assert (made.found, made.unreached, made.rows) == ([], [], {})
     used = Catalog(overlay.read([tmp_path / "b"]))
-    assert used.reach() == before.model_copy(update={"date": TODAY.isoformat()})
+    assert used.reach() == replace(before, date=TODAY.isoformat())
 
 
 def test_of_large_wheels_only_parts_are_fetched(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
