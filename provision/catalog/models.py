@@ -26,7 +26,6 @@ Python = Annotated[str, Form(r"3\.\d+", "a Python version, such as 3.11")]
 System = Annotated[str, Form(r"[a-z]+\d+", "a system, such as ubuntu2204")]
 SystemRelease = Annotated[str, Form(r"[a-z]+ \d+(\.\d+)?", "a distribution and release, such as `ubuntu 22.04`")]
 Sha256 = Annotated[str, Form(r"[0-9a-f]{64}", "a SHA-256: 64 small hexadecimal digits")]
-Fingerprint = Annotated[str, Form(r"[0-9A-F]{40}", "a fingerprint: 40 hexadecimal digits")]
 Url = Annotated[str, Form(r"(https?://|\{base\}/)\S+", "an address")]
 # The address must depend on the architecture: a published list once had one file for all.
 UrlOfArchitecture = Annotated[str, Form(r"https?://\S*\{arch\}\S*", "an address with {arch} for the architecture")]
@@ -450,11 +449,6 @@ class RpmRepository(Sourced):
     keys: dict[System, RpmKey]
 
 
-class AptKeys(Sourced):
-    fingerprints: dict[Word, Fingerprint]
-    of: dict[System, Word]
-
-
 class CudaRepositories(File, Sourced):
     """cuda_repositories.yaml."""
 
@@ -465,7 +459,6 @@ class CudaRepositories(File, Sourced):
     rpm: RpmRepository
     first_cuda: Table[dict[System, Cuda]]
     last_cuda: Table[dict[System, Cuda]]
-    keys: AptKeys
 
 
 class OpenmpiWheel(Sourced):

@@ -107,7 +107,6 @@ class Repository:
         entry: content of the file: apt's line, or the whole text of dnf's file.
         key_url: address of the signing key. For apt it is NVIDIA's keyring package (``.deb``), which contains the key for ``keyring`` and
             a list of its own; for dnf it is the armoured key.
-        key_fingerprint: of that key, 40 hexadecimal digits; None if unknown.
         key_sha256: of the file at ``key_url``; for dnf of that file without its line ``Version``, as NVIDIA publishes it. The resolver
             uses no repository without a known checksum.
         keyring: path of the key on the host; ``entry`` refers to it.
@@ -119,7 +118,6 @@ class Repository:
     entry: str
     key_url: str
     keyring: str
-    key_fingerprint: str | None = None
     key_sha256: str | None = None
 
 

@@ -307,15 +307,14 @@ def nvidia_repository(host_class: HostClass) -> Repository | Rejected:
             return Rejected(candidate, f"the key of NVIDIA's repository {system} is not known", id="system")
         keyring = known.rpm.keyring
         entry = f"[{name}]\nname={name}\nbaseurl={base}\nenabled=1\ngpgcheck=1\ngpgkey=file://{keyring}\n"
-        return Repository("rpm", name, base, entry, f"{base}/{rpm_key.file}", keyring, key_sha256=rpm_key.sha256)
+        return Repository("rpm", name, base, entry, f"{base}/{rpm_key.file}", keyring, rpm_key.sha256)
     sha256 = known.apt.sha256.get(system, {}).get(host_class.arch)
     if sha256 is None:
         cause = f"no checksum of the key of NVIDIA's repository {system} for {host_class.arch} is known"
         return Rejected(candidate, cause, id="system")
     keyring = known.apt.keyring
     entry = known.apt.list_line.format(base=base, keyring=keyring)
-    fingerprint = known.keys.fingerprints.get(known.keys.of.get(system, ""))
-    return Repository("apt", name, base, entry, known.apt.keyring_deb.format(base=base), keyring, fingerprint, sha256)
+    return Repository("apt", name, base, entry, known.apt.keyring_deb.format(base=base), keyring, sha256)
 
 
 def describe_toolkits(able: Iterable[Builder]) -> list[str]:
