@@ -16,6 +16,11 @@ def joined(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names) or "none"
 
 
+def few(names: Sequence[str], most: int = 6, separator: str = ", ") -> str:
+    """The first names, and how many more there are."""
+    return separator.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def counted(count: int, noun: str) -> str:
     """``1 host``, ``2 hosts``."""
     return f"{count:,} {noun}{'s' * (count != 1)}"

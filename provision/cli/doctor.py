@@ -12,7 +12,7 @@ import typer
 
 from provision.base import terminal
 from provision.base.errors import UsageError, as_provision_error
-from provision.base.text import counted, joined
+from provision.base.text import counted, few, joined
 from provision.catalog import overlay
 from provision.cli import doctor_job
 from provision.cli.help import App, Group
@@ -149,7 +149,8 @@ def check(
     if not hosts:
         if reading and log and not gpu.request:
             findings = _chosen(reading.findings, wanted)
-            _print(findings, json_, examined=f"in {_names(log)}", hosts=False, reading=reading)
+            names = ["standard input" if name == "-" else name for name in log]
+            _print(findings, json_, examined=f"in {few(names, 3)}", hosts=False, reading=reading)
         else:
             examination = examine_this_machine(gpu.request)
             findings = _chosen(with_logs(examination, reading), wanted)
@@ -309,8 +310,3 @@ def _fix(
 
 def _chosen(found: list[Finding], wanted: set[str]) -> list[Finding]:
     return [finding for finding in found if not wanted or finding.id in wanted]
-
-
-def _names(logs: list[str]) -> str:
-    shown = ["standard input" if name == "-" else name for name in logs]
-    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")

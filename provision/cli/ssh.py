@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from provision.base.errors import ProvisionError, UsageError
+from provision.base.text import few
 from provision.base.validation import did_you_mean
 from provision.cli.options import inventory_of, ssh_password, with_options
 from provision.cli.run_options import is_hosts
@@ -50,8 +51,7 @@ def ssh(
     inventory = inventory_of(hosts_or_last(hosts), None)
     known = {host.name: host for host in inventory.hosts}
     if name not in known:
-        listed = ", ".join(list(known)[:16]) + (f" and {len(known) - 16} more" if len(known) > 16 else "")
-        raise UsageError(f"no host {name} in {inventory.where}{did_you_mean(name, known)}", hint=f"its hosts are {listed}")
+        raise UsageError(f"no host {name} in {inventory.where}{did_you_mean(name, known)}", hint=f"its hosts are {few(list(known), 16)}")
     script = _script(known[name], " ".join(command))
     argv, variables = terminal(known[name], script, password, is_session=not command)
     try:

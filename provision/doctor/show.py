@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from provision.base.problems import SEVERITIES
 from provision.base.terminal import Console
-from provision.base.text import counted
+from provision.base.text import counted, few
 from provision.catalog import OURS
 from provision.diagnosis import xids
 from provision.diagnosis.findings import Finding
@@ -106,9 +106,7 @@ def _root_cause(group: Sequence[Finding], console: Console) -> None:
 
 def _names(group: Sequence[Finding]) -> str:
     """The hosts of these findings; of many, the first ones and how many more."""
-    names = list(dict.fromkeys(each.host or "" for each in group))
-    more = f" and {len(names) - MAX_HOSTS} more" if len(names) > MAX_HOSTS else ""
-    return ", ".join(names[:MAX_HOSTS]) + more
+    return few(list(dict.fromkeys(each.host or "" for each in group)), MAX_HOSTS)
 
 
 def entry(error: Signature, console: Console, *, checked: bool) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from provision.base.problems import Problem, Severity
+from provision.base.text import few
 from provision.base.validation import MAX_COUNT
 from provision.inventory.model import ENCRYPTED, Host, ParsedInventory
 
@@ -216,8 +217,3 @@ def _by_text(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     for text, host in pairs:
         found.setdefault(text, []).append(f"`{host}`")
     return ((text, ("host " if len(hosts) == 1 else "hosts ") + few(hosts)) for text, hosts in found.items())
-
-
-def few(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

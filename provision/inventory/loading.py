@@ -14,6 +14,7 @@ from pathlib import Path
 
 from provision.base.errors import UsageError
 from provision.base.problems import Problem, Severity
+from provision.base.text import few
 from provision.inventory import checks, last_run, other_formats, parser
 from provision.inventory.model import Host, Inventory, InventoryError, shown
 
@@ -80,7 +81,7 @@ def _left(inventory: Inventory, stays: Callable[[Host], bool], limit: str) -> In
     """The inventory with those of its hosts that stay. Raises InventoryError where ``limit`` leaves none."""
     hosts = tuple(host for host in inventory.hosts if stays(host))
     if not hosts:
-        hint = "hosts are " + checks.few([host.name for host in inventory.hosts])
+        hint = "hosts are " + few([host.name for host in inventory.hosts])
         raise InventoryError([Problem("error", "it leaves no host", hint, where=f"--limit {limit}", id="limit-empty")])
     return replace(inventory, hosts=hosts)
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from provision.base.text import few
 from provision.base.versions import key
 from provision.remote import ssh
 
@@ -106,16 +107,11 @@ def common_level(wanted: str, hosts: Mapping[str, Processors | None]) -> tuple[s
     """
     unfit = [name for name, host in hosts.items() if host is None or host.has_gpus]
     if wanted in (ENGINE, BF16) and unfit:
-        return MEMORY, f"--tune {wanted}: only freed memory is kept: with GPUs, or unknown: {_names(unfit)}"
+        return MEMORY, f"--tune {wanted}: only freed memory is kept: with GPUs, or unknown: {few(unfit, _MAX_NAMES)}"
     without = [name for name, host in hosts.items() if host is not None and not host.bf16]
     if wanted == BF16 and without:
-        return ENGINE, f"--tune bf16: no rank uses it: no instructions for bfloat16: {_names(without)}"
+        return ENGINE, f"--tune bf16: no rank uses it: no instructions for bfloat16: {few(without, _MAX_NAMES)}"
     return wanted, ""
-
-
-def _names(hosts: list[str]) -> str:
-    more = len(hosts) - _MAX_NAMES
-    return ", ".join(hosts[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def sentences(chosen: Mapping[str, Choice]) -> list[str]:
@@ -123,4 +119,4 @@ def sentences(chosen: Mapping[str, Choice]) -> list[str]:
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, choice in chosen.items():
         alike.setdefault(choice.reasons, []).append(name)
-    return [f"{_names(names)}: {'; '.join(reasons)} (--tune off: nothing is set)" for reasons, names in alike.items() if reasons]
+    return [f"{few(names, _MAX_NAMES)}: {'; '.join(reasons)} (--tune off: nothing is set)" for reasons, names in alike.items() if reasons]

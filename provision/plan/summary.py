@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from provision.base.problems import Problem
 from provision.base.terminal import Console, table
-from provision.base.text import counted, joined, shortened
+from provision.base.text import counted, few, joined, shortened
 from provision.plan.model import (
     COMPONENTS,
     Component,
@@ -211,7 +211,7 @@ def groups_of(hosts: Iterable[HostPlan]) -> list[list[HostPlan]]:
 
 
 def _names(hosts: Sequence[HostPlan], width: int) -> list[str]:
-    listed = ", ".join(host.name for host in hosts[:12]) + (f" and {len(hosts) - 12} more" if len(hosts) > 12 else "")
+    listed = few([host.name for host in hosts], 12)
     return _wrapped(f"{len(hosts)} hosts: {listed}" if len(hosts) > 1 else listed, width, indent=2)
 
 

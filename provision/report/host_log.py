@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from provision.base.errors import UsageError
-from provision.base.text import duration
+from provision.base.text import duration, few
 from provision.launch import rank_output
 from provision.remote import ansible
 from provision.remote.ansible import Event
@@ -62,8 +62,7 @@ def lines(run: Run, host: str) -> Iterator[Line]:
                 yield Line(f"failed: {failure.where}: {failure.what}" + (f"\n→ {failure.hint}" if failure.hint else ""), "red")
     if not found and host not in known:
         names = list(known)
-        listed = ", ".join(names[:_CHOICES]) + (f" and {len(names) - _CHOICES} more" if len(names) > _CHOICES else "")
-        hint = f"name one of its hosts: {listed}" if names else "name another run: provision runs lists them"
+        hint = f"name one of its hosts: {few(names, _CHOICES)}" if names else "name another run: provision runs lists them"
         raise UsageError(f"run {run.id} has nothing about a host {host}", hint=hint)
     if not found:
         yield Line("nothing is recorded of what it did")

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from provision.base import paths, process_locks, run_folders
 from provision.base.documents import Document
 from provision.base.errors import Interrupted, UsageError
+from provision.base.text import few
 from provision.launch import stall_watch
 from provision.remote.session import RECORD, RUN_ID, Record
 from provision.report.model import Report
@@ -88,10 +89,9 @@ def find(name: str | None = None, having: Collection[str] = ()) -> Run:
     found = [each for each in folders if each.name == name] or [each for each in folders if name and each.name.startswith(name)]
     if len(found) == 1:
         return read(found[0])
-    choices = found or folders
-    listed = ", ".join(each.name for each in choices[:_CHOICES]) + (f" and {len(choices) - _CHOICES} more" * (len(choices) > _CHOICES))
+    choices = few([each.name for each in found or folders], _CHOICES)
     what = f"{len(found)} runs begin with {name}" if found else f"there is no run {name}"
-    raise UsageError(what, hint=f"name one of {listed} (provision runs shows them)")
+    raise UsageError(what, hint=f"name one of {choices} (provision runs shows them)")
 
 
 def read(folder: Path) -> Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping
 
-from provision.base.text import joined, shortened
+from provision.base.text import few, joined, shortened
 from provision.plan.model import Network
 from provision.resolve.remedies import Conflict, Proposal, exclude
 from provision.survey import Facts, links
@@ -74,8 +74,7 @@ def notes(networks: Mapping[str, Network], hosts: Mapping[str, Facts]) -> Iterat
         return
     found = sorted({network.cidr for network in networks.values() if network.cidr})
     if len(found) > 1:
-        listed = ", ".join(found[:6]) + (f" and {len(found) - 6} more" if len(found) > 6 else "")
-        yield f"hosts are in different networks ({listed}): MPI needs a route between them, without NAT"
+        yield f"hosts are in different networks ({few(found)}): MPI needs a route between them, without NAT"
     used = {name: each for name, host in hosts.items() for each in host.network.interfaces if each.name == networks[name].interface}
     mbps = min((each.mbps for each in used.values()), default=0)
     if carriers := {str(host.network.instead_of) for name, host in hosts.items() if networks[name].why == _CHOSEN}:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from provision.base.problems import Severity
-from provision.base.text import joined
+from provision.base.text import few, joined
 from provision.catalog import Catalog
 from provision.doctor.checks.gpus import fabric_observations
 from provision.doctor.checks.registry import Observation, Observations, health_check
@@ -166,8 +166,7 @@ def _topology(health: Health) -> Observations:
     if usual.startswith("NV") and count > len(pairs) / 2:  # others are built so: bridges over pairs, the cube mesh of eight V100
         odd = [f"GPU {one} and {other}: {kind}" for (one, other), kind in pairs.items() if kind != usual]
         if odd:
-            more = f" and {len(odd) - 4} more" if len(odd) > 4 else ""
-            yield Observation("; ".join(odd[:4]) + more, f"{usual}, as the other pairs")
+            yield Observation(few(odd, 4, "; "), f"{usual}, as the other pairs")
 
 
 @health_check("gpu-dcgm")

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
 from provision.base.documents import Document
 from provision.base.problems import Problem
+from provision.base.text import counted, few
 
 _TOLERANCE = 1.1  # by which a measured share may exceed what is possible, and is still believed: both measurements take seconds
 _DISTURBED = "cannot be told from this run: a measurement was disturbed"
@@ -108,15 +109,15 @@ def evaluate_check(document: Document, hosts: Mapping[str, str], np: int) -> Ver
         return None, [fault("report-unreadable", f"the engine check's report cannot be read: {_first(error)}")]
     faults = [fault("engine-wrong", f"the engine is wrong: {failure}") for failure in report.failures]
     if report.size != np:
-        faults.append(fault("ranks-missing", f"{_plural(np, 'rank')} should have taken part, but {report.size} did"))
+        faults.append(fault("ranks-missing", f"{counted(np, 'rank')} should have taken part, but {report.size} did"))
     seen = {each.host for each in report.hosts}
     absent = [name for name, hostname in hosts.items() if hostname not in seen]
     faults += [fault("host-missing", f"{name} did not take part: no rank ran there") for name in absent]
     if len(report.hosts) < len(hosts):
-        faults.append(fault("hosts-missing", f"{_plural(len(hosts), 'host')} should have taken part, but {len(report.hosts)} did"))
+        faults.append(fault("hosts-missing", f"{counted(len(hosts), 'host')} should have taken part, but {len(report.hosts)} did"))
     result = "all collectives are right" if not report.failures else f"{len(report.failures)} collectives are WRONG"
     over = "" if report.transport == "none" else f" over {report.transport}"
-    return f"engine check: {_plural(report.size, 'rank')} on {_plural(len(report.hosts), 'host')}{over}: {result}", faults
+    return f"engine check: {counted(report.size, 'rank')} on {counted(len(report.hosts), 'host')}{over}: {result}", faults
 
 
 def beside_one_rank(report: TrainingReport) -> str | None:
@@ -127,7 +128,7 @@ def beside_one_rank(report: TrainingReport) -> str | None:
     efficiency = _possible(report.efficiency, most)
     if efficiency is None:
         return f"the speed-up {_DISTURBED}"
-    speed_up = f"speed-up {report.np * efficiency:.2f} with {_plural(report.np, 'rank')}, parallel efficiency {100 * efficiency:.0f} %"
+    speed_up = f"speed-up {report.np * efficiency:.2f} with {counted(report.np, 'rank')}, parallel efficiency {100 * efficiency:.0f} %"
     return speed_up + (f" (the cores allow {100 * most:.0f} %)" if most < 1 else "")
 
 
@@ -156,9 +157,9 @@ def _first(error: ValidationError) -> str:
 
 def _wrong_ranks(ranks: Sequence[int], expected: int) -> Iterator[Problem]:
     if missing := sorted(set(range(expected)) - set(ranks)):
-        yield fault("ranks-missing", f"{_plural(expected, 'rank')} should have trained, but rank {_list(missing)} did not take part")
+        yield fault("ranks-missing", f"{counted(expected, 'rank')} should have trained, but rank {_list(missing)} did not take part")
     if surplus := sorted(set(ranks) - set(range(expected))):
-        yield fault("ranks-unexpected", f"{_plural(expected, 'rank')} should have trained, but rank {_list(surplus)} took part as well")
+        yield fault("ranks-unexpected", f"{counted(expected, 'rank')} should have trained, but rank {_list(surplus)} took part as well")
     if doubled := sorted(rank for rank, times in Counter(ranks).items() if times > 1):
         yield fault("ranks-repeated", f"rank {_list(doubled)} is in the report more than once")
 
@@ -174,7 +175,7 @@ def _wrong_hosts(ranks: Sequence[Participant], expected: Mapping[str, str]) -> I
         yield fault("host-unexpected", f"rank {there} ran on {hostname}, which is not a host of this run")
     # Hosts with the same host name are told apart by their ranks with local rank 0.
     if sum(one.local_rank == 0 for one in ranks) < len(expected) and seen == {*expected.values()}:
-        what = f"ranks ran on fewer than {_plural(len(expected), 'host')}; give each host its own host name to see which is missing"
+        what = f"ranks ran on fewer than {counted(len(expected), 'host')}; give each host its own host name to see which is missing"
         yield fault("hosts-missing", what)
 
 
@@ -195,18 +196,10 @@ def _summary(report: TrainingReport) -> str:
         speed[0] += f"; one rank alone {report.one_rank_images_per_second:,.0f}: {beside_one}"
     if left := left_by_communication(report):
         speed.append(f"the same ranks without communication {report.without_communication_images_per_second:,.0f} images/s: {left}")
-    size = f"{_plural(report.np, 'rank')} on {_plural(len(report.hosts), 'host')}, {_plural(len(report.epochs), 'epoch')}"
+    size = f"{counted(report.np, 'rank')} on {counted(len(report.hosts), 'host')}, {counted(len(report.epochs), 'epoch')}"
     result = f"test accuracy {report.epochs[-1].test_accuracy_percent:.2f} % ({bar}), parameters {same}"
     return "\n".join([f"{report.dataset}: {size}: {result}", *speed, *report.notes])
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
-def _list(items: Sequence[object]) -> str:
-    """``1, 2 and 3``; long lists are cut."""
-    words = [str(item) for item in items]
-    if len(words) > 12:
-        words = [*words[:10], f"{len(words) - 10} more"]
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def _list(ranks: Sequence[int]) -> str:
+    return few([str(rank) for rank in ranks], 10)

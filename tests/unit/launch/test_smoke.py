@@ -74,7 +74,7 @@ def test_ranks_that_must_have_had_gpus_did_not_train_on_cpus() -> None:
     """Whatever the job says of itself: its ranks say on what they trained."""
     report = {**good(), "device": "cuda"}
     assert judged(report) == []
-    without = ["rank 0, 1, 2 and 3 trained on a CPU: PyTorch cannot use a GPU for each rank; a host needs as many as it has slots"]
+    without = ["rank 0, 1, 2, 3 trained on a CPU: PyTorch cannot use a GPU for each rank; a host needs as many as it has slots"]
     assert judged(report, on_gpus=True) == without
     for one in report["participants"]:
         del one["device"]
@@ -139,7 +139,7 @@ def come_from_the_future(report: Report) -> None:
     [
         (
             lose_a_host,
-            ["4 ranks should have trained, but rank 2 and 3 did not take part", "node2 did not take part: no rank ran there"],
+            ["4 ranks should have trained, but rank 2, 3 did not take part", "node2 did not take part: no rank ran there"],
         ),
         (lose_a_rank, ["4 ranks should have trained, but rank 3 did not take part"]),
         (
@@ -147,7 +147,7 @@ def come_from_the_future(report: Report) -> None:
             ["4 ranks should have trained, but rank 3 did not take part", "rank 2 is in the report more than once"],
         ),
         (run_elsewhere, ["rank 3 ran on stranger, which is not a host of this run"]),
-        (differ, ["the parameters are not the same on all ranks at the end: abababababab on rank 0, 2 and 3; cdcdcdcdcdcd on rank 1"]),
+        (differ, ["the parameters are not the same on all ranks at the end: abababababab on rank 0, 2, 3; cdcdcdcdcdcd on rank 1"]),
         (learn_too_little, ["test accuracy after epoch 2 is 91.99 %, the bar is 92 %"]),
         (learn_nothing, ["test accuracy after epoch 2 is nan %, the bar is 92 %"]),
         (train_nothing, ["the training job's report cannot be read: epochs: List should have at least 1 item after validation, not 0"]),
@@ -168,7 +168,7 @@ def test_missing_host_is_named_with_its_host_name() -> None:
 
 
 def test_too_many_ranks_are_named_too() -> None:
-    assert judged(good(), np=2) == ["2 ranks should have trained, but rank 2 and 3 took part as well"]
+    assert judged(good(), np=2) == ["2 ranks should have trained, but rank 2, 3 took part as well"]
 
 
 def test_hosts_with_the_same_host_name_are_counted() -> None:
