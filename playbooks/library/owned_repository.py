@@ -63,6 +63,7 @@ import tempfile  # noqa: E402
 
 from ansible.module_utils import host_record  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils.checksums import verify  # noqa: E402
 
 LISTS = ("/etc/apt/sources.list.d/", "/etc/yum.repos.d/")
 KEYS = ("/usr/share/keyrings/", "/etc/pki/rpm-gpg/")
@@ -80,16 +81,6 @@ def content(path):
 def lists():
     """Every file that may name a repository."""
     return ["/etc/apt/sources.list", *sorted(path for folder in LISTS for path in glob.glob(folder + "*") if os.path.isfile(path))]
-
-
-def verify(module):
-    """End the module where the package is not the expected one."""
-    path, expected = module.params["package"], module.params["package_sha256"]
-    data = content(path)
-    if data is None:
-        module.fail_json(msg=f"cannot read {path}: no such file")
-    if host_record.digest(data) != expected:
-        module.fail_json(msg=f"{path} has checksum {host_record.digest(data)}, not {expected}; nothing of it was used")
 
 
 def record_and_write(path, record, files, ours):
@@ -134,7 +125,7 @@ def vendor(module, record, given):
         return {"changed": False, "list": other}
     wanted = {own: (given["entry"].rstrip("\n") + "\n").encode()}
     if not module.check_mode or os.path.exists(given["package"]):  # in a dry run nothing was copied yet
-        verify(module)
+        verify(module, given["package"], given["package_sha256"])
         wanted[given["keyring"]] = key_of(module, given["package"], given["keyring"])
     # A keyring that is there may be an old one: NVIDIA has changed its key before.
     if os.path.exists(given["keyring"]) and all(content(path) == data for path, data in wanted.items()):
@@ -185,7 +176,7 @@ def local(module, record, given):
     if given["package"] is None or module.check_mode or not needed:
         return {"changed": needed and given["package"] is not None, "needed": needed, "list": path}
     if not there:
-        verify(module)
+        verify(module, given["package"], given["package_sha256"])
         rc, out, err = module.run_command(["dpkg", "--install", given["package"]], environ_update={"DEBIAN_FRONTEND": "noninteractive"})
         if rc != 0:
             module.fail_json(msg="could not install {}: {}".format(given["package"], (err or out).strip()), rc=rc)

@@ -42,7 +42,7 @@ import sys  # noqa: E402
 import tarfile  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible.module_utils.checksums import digest  # noqa: E402
+from ansible.module_utils.checksums import verify  # noqa: E402
 
 NOTE = ".provision-archive.json"  # {"key": …, "files": [relative paths]}
 
@@ -58,15 +58,6 @@ def needed(folder, key):
         return "it holds {}".format(note["key"])
     missing = next((name for name in note["files"] if not os.path.lexists(os.path.join(folder, name))), None)
     return f"it lacks {missing}" if missing else ""
-
-
-def verify(module, path, expected):
-    try:
-        actual = digest(path)
-    except OSError as error:
-        module.fail_json(msg=f"cannot read {path}: {error}")
-    if actual != expected:
-        module.fail_json(msg=f"{path} has checksum {actual}, not {expected}; nothing of it was used")
 
 
 def unpack(archive, folder, key):
