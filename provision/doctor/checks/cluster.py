@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from provision.base.problems import Severity
 from provision.base.text import joined
-from provision.doctor.checks.registry import Connections, Hosts, Observation, Observations, cluster_check, connection_check
+from provision.doctor.checks.registry import Connections, Hosts, Observation, Observations, check
 from provision.survey import Facts, links
 from provision.survey.model import Interface
 
@@ -32,7 +32,7 @@ def _first_open_mpi(facts: Facts) -> object:
 
 def _same(name: str, what: str, value: Callable[[Facts], object], severity: Severity | None = None) -> None:
     """Register a check that a value is the same on all hosts."""
-    cluster_check(name, severity)(lambda hosts: _differing(hosts, what, value))
+    check(name, severity)(lambda hosts: _differing(hosts, what, value))
 
 
 _same("driver-differs", "the NVIDIA driver", lambda facts: facts.driver.version if facts.driver else None)
@@ -48,14 +48,14 @@ _same("engine-differs", "the engine", lambda facts: facts.installed.packages.get
 _same("mtu-differs", "the MTU of its network", lambda facts: picked.mtu if (picked := facts.network.picked) else None)
 
 
-@cluster_check("orte-unpack-past-end", "warning")
+@check("orte-unpack-past-end", "warning")
 def _hwloc(hosts: Hosts) -> Observations:
     """Only where Open MPI is the distribution's, which uses the system's hwloc."""
     distribution = {name: facts for name, facts in hosts.items() if any("openmpi" in package for package in facts.packages)}
     yield from _differing(distribution, "hwloc", lambda facts: next((each.file for each in facts.hwloc.libraries), None))
 
 
-@cluster_check("hostname-loopback-mpi", "warning")
+@check("hostname-loopback-mpi", "warning")
 def _loopback(hosts: Hosts) -> Observations:
     """A single host may map its name to 127.0.1.1; in a cluster it tells the others that address."""
     if len(hosts) < 2:
@@ -70,7 +70,7 @@ def _loopback(hosts: Hosts) -> Observations:
             yield Observation(f"/etc/hosts maps its own name {facts.hostname} to {wrong[0]}", expected, fix, name)
 
 
-@cluster_check("btl-tcp-unexpected-peer", "warning")
+@check("btl-tcp-unexpected-peer", "warning")
 def _same_address(hosts: Hosts) -> Observations:
     owners: dict[str, list[str]] = defaultdict(list)
     for name, facts in hosts.items():
@@ -83,7 +83,7 @@ def _same_address(hosts: Hosts) -> Observations:
             yield Observation(f"{address} is an address of {' and '.join(names)}", "one host per address", host=names[-1])
 
 
-@cluster_check("btl-tcp-docker0", "warning")
+@check("btl-tcp-docker0", "warning")
 def _bridges(hosts: Hosts) -> Observations:
     """Unless Open MPI is told which network to use, it also tries the bridges that every host with containers has."""
     bridges: dict[str, dict[str, str]] = defaultdict(dict)
@@ -107,7 +107,7 @@ def _subnets(interface: Interface | None) -> set[str]:
     }
 
 
-@cluster_check("mpi-other-network")
+@check("mpi-other-network")
 def _other_network(hosts: Hosts) -> Observations:
     """Hosts on which MPI would use a network that most others are not in."""
     subnets = {name: found for name, facts in hosts.items() if (found := _subnets(facts.network.picked))}
@@ -122,7 +122,7 @@ def _other_network(hosts: Hosts) -> Observations:
             yield Observation(what, f"an interface in {usual}, as on {members} others", host=name)
 
 
-@cluster_check("mpi-faster-network")
+@check("mpi-faster-network")
 def _faster_network(hosts: Hosts) -> Observations:
     """Another network that all hosts share and that is faster everywhere than the one that MPI would use."""
     used = {name: picked for name, facts in hosts.items() if (picked := facts.network.picked)}
@@ -134,7 +134,7 @@ def _faster_network(hosts: Hosts) -> Observations:
             yield Observation(what, better.name, (f"provision_interface={better.name}   # next to the host in the inventory",), name)
 
 
-@connection_check("btl-tcp-firewall")
+@check("btl-tcp-firewall")
 def _blocked(connections: Connections) -> Observations:
     """Hosts that listened and were not reached."""
     for target, theirs in connections.items():
@@ -146,7 +146,7 @@ def _blocked(connections: Connections) -> Observations:
             yield Observation(f"a port that it opened was not reached from {joined(sources)}: {error}", "a connection", host=target)
 
 
-@connection_check("host-warning")
+@check("host-warning")
 def _cannot_listen(connections: Connections) -> Observations:
     for name, mine in connections.items():
         if mine.port is None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from provision.base.text import counted
 from provision.base.versions import key
 from provision.catalog import Catalog
-from provision.doctor.checks.registry import Observation, Observations, host_check
+from provision.doctor.checks.registry import Observation, Observations, check
 from provision.survey import Facts, gpus, hardware
 from provision.survey.model import Limits
 
@@ -20,7 +20,7 @@ def _uses_nccl(facts: Facts) -> bool:
     return bool(facts.gpus or facts.driver or facts.nvidia.pci_devices)
 
 
-@host_check("nvml-driver-mismatch")
+@check("nvml-driver-mismatch")
 def _mismatch(facts: Facts) -> Observations:
     if gpus.version_mismatch(facts):
         yield Observation(f"nvidia-smi prints: {(facts.nvidia.smi_error or '').strip().splitlines()[0]}", "a list of GPUs")
@@ -32,34 +32,34 @@ def _mismatch(facts: Facts) -> Observations:
             yield Observation(f"the loaded driver is {loaded}, the installed libraries ({name}) are {installed}", "the same version")
 
 
-@host_check("nvidia-smi-no-driver")
+@check("nvidia-smi-no-driver")
 def _no_driver(facts: Facts) -> Observations:
     devices = facts.nvidia.pci_devices
     if devices and not facts.driver and not facts.nvidia.nouveau:
         yield Observation(f"{counted(len(devices), 'NVIDIA device')} ({', '.join(devices[:4])}) and no driver loaded", "the nvidia module")
 
 
-@host_check("nouveau-loaded")
+@check("nouveau-loaded")
 def _nouveau(facts: Facts) -> Observations:
     if facts.nvidia.nouveau and facts.nvidia.pci_devices and not facts.driver:
         yield Observation("the nouveau module is loaded", "the nvidia module")
 
 
-@host_check("rm-init-adapter-failed")
+@check("rm-init-adapter-failed")
 def _lost_gpus(facts: Facts) -> Observations:
     devices, shown = len(facts.nvidia.pci_devices), len(facts.gpus)
     if facts.driver and not facts.nvidia.smi_error and devices > shown:
         yield Observation(f"{devices} NVIDIA devices, of which the driver lists {shown}", "all of them")
 
 
-@host_check("fabric-manager-down")
+@check("fabric-manager-down")
 def _fabric_manager(facts: Facts) -> Observations:
     switches = 0 if facts.container else facts.nvidia.pci_switches
     if facts.driver and switches and facts.nvidia.fabric_manager is False:
         yield Observation(f"{switches} NVSwitch devices and nv-fabricmanager does not run", "nvidia-fabricmanager running")
 
 
-@host_check("libcuda-missing")
+@check("libcuda-missing")
 def _libcuda(facts: Facts) -> Observations:
     places = facts.linker.cache.get("libcuda.so.1", [])
     if facts.driver and not places:
@@ -68,7 +68,7 @@ def _libcuda(facts: Facts) -> Observations:
         yield Observation(f"libcuda.so.1 is {places[0]}, a stub for linking", "the driver's library", ("sudo ldconfig",))
 
 
-@host_check("cuda-driver-insufficient")
+@check("cuda-driver-insufficient")
 def _insufficient(facts: Facts) -> Observations:
     torch, driver = facts.installed.torch_cuda, (facts.driver.cuda if facts.driver else None)
     if torch and driver and key(torch)[:1] > key(driver)[:1]:
@@ -82,20 +82,20 @@ def _insufficient(facts: Facts) -> Observations:
             )
 
 
-@host_check("torch-no-nvidia-driver", "warning")
+@check("torch-no-nvidia-driver", "warning")
 def _torch_without_driver(facts: Facts) -> Observations:
     if facts.installed.torch_cuda and not facts.driver and facts.nvidia.pci_devices:
         yield Observation(f"PyTorch for CUDA {facts.installed.torch_cuda} is installed, but no driver", "a driver")
 
 
-@host_check("torch-nvcc-cuda-mismatch", "warning")
+@check("torch-nvcc-cuda-mismatch", "warning")
 def _nvcc(facts: Facts) -> Observations:
     torch, nvcc = facts.installed.torch_cuda, (facts.cuda.nvcc.version if facts.cuda.nvcc else None)
     if torch and nvcc and key(torch)[:1] != key(nvcc)[:1]:
         yield Observation(f"nvcc belongs to CUDA {nvcc}, PyTorch was built with CUDA {torch}", "the same CUDA")
 
 
-@host_check("cmake-no-cuda-compiler", "warning")
+@check("cmake-no-cuda-compiler", "warning")
 def _no_nvcc(facts: Facts) -> Observations:
     hidden = [each.path for each in facts.cuda.toolkits if each.nvcc]
     if facts.gpus and hidden and not facts.cuda.nvcc:
@@ -104,7 +104,7 @@ def _no_nvcc(facts: Facts) -> Observations:
         )
 
 
-@host_check("nccl-shm-too-small", "warning")
+@check("nccl-shm-too-small", "warning")
 def _shm(facts: Facts) -> Observations:
     total, free = facts.disk.shm.total_mb, facts.disk.shm.free_mb
     if not _uses_nccl(facts):
@@ -115,14 +115,14 @@ def _shm(facts: Facts) -> Observations:
         yield Observation(f"/dev/shm has only {free} of {total} MB free", f"{ENOUGH_SHM_MB // 4} MB or more", ("ls -la /dev/shm",))
 
 
-@host_check("nccl-shm-permission")
+@check("nccl-shm-permission")
 def _shm_mode(facts: Facts) -> Observations:
     mode = facts.signs.modes.get("/dev/shm")
     if mode and mode != "1777":
         yield Observation(f"/dev/shm has mode {mode}", "1777")
 
 
-@host_check("nccl-no-socket-interface")
+@check("nccl-no-socket-interface")
 def _socket_interface(facts: Facts) -> Observations:
     wanted = facts.environment.variables.get("NCCL_SOCKET_IFNAME") or facts.signs.nccl_conf.get("NCCL_SOCKET_IFNAME")
     names = [each.name for each in facts.network.interfaces]
@@ -133,20 +133,20 @@ def _socket_interface(facts: Facts) -> Observations:
         yield Observation(f"NCCL_SOCKET_IFNAME={wanted}, but the interfaces are {', '.join(names)}", "the name of an interface")
 
 
-@host_check("nccl-undefined-symbol", "warning")
+@check("nccl-undefined-symbol", "warning")
 def _two_nccl(facts: Facts) -> Observations:
     found = sorted(name for name in facts.installed.packages if re.match(r"nvidia-nccl-cu\d+$", name))
     if len(found) > 1 and _uses_nccl(facts):
         yield Observation(f"{' and '.join(found)} are installed in the environment; they share one folder", "one of them")
 
 
-@host_check("libnccl-missing", "warning")
+@check("libnccl-missing", "warning")
 def _no_nccl(facts: Facts) -> Observations:
     if facts.installed.torch_cuda and facts.gpus and not facts.nccl.libraries:
         yield Observation("PyTorch for CUDA is installed, but libnccl.so.2 was not found", "libnccl.so.2")
 
 
-@host_check("apt-nccl-version-held")
+@check("apt-nccl-version-held")
 def _nccl_packages(facts: Facts) -> Observations:
     library, headers = facts.packages.get("libnccl2"), facts.packages.get("libnccl-dev")
     if library and headers and library != headers and _uses_nccl(facts):
@@ -156,21 +156,21 @@ def _nccl_packages(facts: Facts) -> Observations:
         yield Observation(f"libnccl2 is {library}, libnccl-dev is {headers}{kept}", "the same version", fix)
 
 
-@host_check("rdma-memlock")
+@check("rdma-memlock")
 def _memlock(facts: Facts) -> Observations:
     limit = facts.limits.get("memlock", Limits()).soft
     if facts.infiniband and isinstance(limit, int):
         yield Observation(f"ulimit -l is {limit // 1024} kB, and the host has RDMA devices", "unlimited")
 
 
-@host_check("openib-no-active-ports", "warning")
+@check("openib-no-active-ports", "warning")
 def _ports(facts: Facts) -> Observations:
     ports = facts.infiniband
     if ports and not any(port.state == "active" for port in ports):
         yield Observation(", ".join(f"{port.device} port {port.port} is {port.state}" for port in ports[:4]), "an active port")
 
 
-@host_check("nccl-ib-completion-4", "warning")
+@check("nccl-ib-completion-4", "warning")
 def _peer_memory(facts: Facts, catalog: Catalog) -> Observations:
     rdma = hardware.active_ports(facts, "infiniband", catalog) or hardware.active_ports(facts, "roce", catalog)
     if facts.gpus and rdma and not facts.nvidia.peer_memory and not hardware.dma_buf(facts, catalog):
@@ -181,13 +181,13 @@ def _peer_memory(facts: Facts, catalog: Catalog) -> Observations:
         )
 
 
-@host_check("efa-plugin-missing")
+@check("efa-plugin-missing")
 def _efa(facts: Facts, catalog: Catalog) -> Observations:
     if facts.gpus and hardware.active_ports(facts, "efa", catalog) and not facts.efa_plugin and "efa_plugin" not in facts.missing:
         yield Observation("the host has GPUs and EFA, but no libnccl-net of aws-ofi-nccl was found", "the plugin aws-ofi-nccl")
 
 
-@host_check("roce-gid-index")
+@check("roce-gid-index")
 def _gid_index(facts: Facts, catalog: Catalog) -> Observations:
     name = "NCCL_IB_GID_INDEX"
     wanted = facts.environment.variables.get(name) or facts.signs.nccl_conf.get(name)
@@ -199,7 +199,7 @@ def _gid_index(facts: Facts, catalog: Catalog) -> Observations:
             yield Observation(f"{name}={wanted}, but RoCE v2 GIDs of {port.device} are {indexes}", f"{name} unset")
 
 
-@host_check("mig-enabled")
+@check("mig-enabled")
 def _mig(facts: Facts) -> Observations:
     partitioned, instances = hardware.in_mig_mode(facts)
     if partitioned:
@@ -208,7 +208,7 @@ def _mig(facts: Facts) -> Observations:
         )
 
 
-@host_check("vgpu-unlicensed")
+@check("vgpu-unlicensed")
 def _vgpu_licence(facts: Facts) -> Observations:
     vgpus, unlicensed = hardware.licensed_vgpus(facts)
     if unlicensed:
@@ -221,19 +221,19 @@ def fabric_observations(states: Iterable[tuple[str | None, str | None]]) -> Obse
         yield Observation(f"nvidia-smi says of the NVLink fabric: {'; '.join(faults)}", "state Completed, status Success")
 
 
-@host_check("nvlink-fabric-state")
+@check("nvlink-fabric-state")
 def _fabric(facts: Facts) -> Observations:
     yield from fabric_observations((gpu.fabric_state, gpu.fabric_status) for gpu in facts.gpus)
 
 
-@host_check("imex-not-running")
+@check("imex-not-running")
 def _imex(facts: Facts) -> Observations:
     if hardware.nvlink_domain(facts) and not hardware.imex_ready(facts):
         lacks = "has no channel device" if facts.nvidia.imex else "does not run"
         yield Observation(f"the GPUs share an NVLink domain with other hosts, and nvidia-imex {lacks}", "nvidia-imex with a channel")
 
 
-@host_check("other-accelerators")
+@check("other-accelerators")
 def _others(facts: Facts, catalog: Catalog) -> Observations:
     others = "" if hardware.others_hidden_from_container(facts) else hardware.other_accelerators(facts, catalog)
     if found := hardware.tegra_without_wheels(facts, catalog) or others:

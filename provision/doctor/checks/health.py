@@ -14,7 +14,7 @@ from provision.base.problems import Severity
 from provision.base.text import few, joined
 from provision.catalog import Catalog
 from provision.doctor.checks.gpus import fabric_observations
-from provision.doctor.checks.registry import Observation, Observations, health_check
+from provision.doctor.checks.registry import Observation, Observations, check
 from provision.doctor.health.model import Gpu, Health, RdmaPort, Test
 
 
@@ -25,7 +25,7 @@ def _gpus(health: Health) -> Iterator[tuple[str, Gpu]]:
             yield f"GPU {number}", gpu
 
 
-@health_check("gpu-health-unreadable")
+@check("gpu-health-unreadable")
 def _unreadable(health: Health) -> Observations:
     for each in health.unreadable:
         unfit = each.what == "nvidia-smi"  # without the others, less is known; without this one, nothing is
@@ -35,7 +35,7 @@ def _unreadable(health: Health) -> Observations:
         yield Observation(what, "dmesg for this user, or sudo without a password", ("sudo usermod -aG adm $USER",), severity="note")
 
 
-@health_check("gpu-lost")
+@check("gpu-lost")
 def _lost(health: Health) -> Observations:
     if health.gpus is None:
         return
@@ -49,7 +49,7 @@ def _lost(health: Health) -> Observations:
         yield Observation(f"{counted} NVIDIA devices, of which nvidia-smi shows {len(health.gpus.gpus)}", "all of them")
 
 
-@health_check("gpu-xid")
+@check("gpu-xid")
 def _xids(health: Health, catalog: Catalog) -> Observations:
     known, switches = catalog.gpu_health().xids.of, catalog.gpu_health().sxids
     for xid in health.xids or ():
@@ -64,7 +64,7 @@ def _xids(health: Health, catalog: Catalog) -> Observations:
             yield Observation(what, "no Xid", (f"{name}: {entry.remedy}",), severity=severity)
 
 
-@health_check("gpu-ecc")
+@check("gpu-ecc")
 def _memory(health: Health) -> Observations:
     for name, gpu in _gpus(health):
         for wrong, what in (
@@ -87,7 +87,7 @@ def _memory(health: Health) -> Observations:
             yield Observation(f"{name}: {gpu.uncorrectable_ever} uncorrectable errors in its life", "none", severity="note")
 
 
-@health_check("gpu-nvlink")
+@check("gpu-nvlink")
 def _nvlinks(health: Health, catalog: Catalog) -> Observations:
     counters = catalog.gpu_health().nvlink_errors.of
     most = {link.name: max(each.active for each in health.nvlinks if each.name == link.name) for link in health.nvlinks}
@@ -103,12 +103,12 @@ def _nvlinks(health: Health, catalog: Catalog) -> Observations:
             yield Observation(f"{name}: its NVLink fabric has {joined(gpu.fabric_faults)}", "a fabric without faults")
 
 
-@health_check("nvlink-fabric-state")
+@check("nvlink-fabric-state")
 def _fabric(health: Health) -> Observations:
     yield from fabric_observations((gpu.fabric, gpu.fabric_status) for _, gpu in _gpus(health))
 
 
-@health_check("gpu-pcie")
+@check("gpu-pcie")
 def _pcie(health: Health, catalog: Catalog) -> Observations:
     allowed = catalog.gpu_health().limits.pcie_replays
     for name, gpu in _gpus(health):
@@ -125,7 +125,7 @@ def _pcie(health: Health, catalog: Catalog) -> Observations:
             yield Observation(f"{name} repeated {gpu.pcie_replays} packets", f"{allowed} or fewer")
 
 
-@health_check("gpu-throttled")
+@check("gpu-throttled")
 def _throttled(health: Health) -> Observations:
     for name, gpu in _gpus(health):
         if gpu.throttled:
@@ -140,7 +140,7 @@ def _throttled(health: Health) -> Observations:
             yield Observation(f"{name} is {-gpu.margin} °C above the temperature at which it slows down", "cooler")
 
 
-@health_check("gpu-power-limit")
+@check("gpu-power-limit")
 def _power(health: Health, catalog: Catalog) -> Observations:
     share = catalog.gpu_health().limits.power_limit_share
     for name, gpu in _gpus(health):
@@ -150,14 +150,14 @@ def _power(health: Health, catalog: Catalog) -> Observations:
             yield Observation(f"{name} is set to {gpu.clock_setting} MHz", f"{gpu.default_clock_setting} MHz, its default")
 
 
-@health_check("gpu-persistence")
+@check("gpu-persistence")
 def _persistence(health: Health) -> Observations:
     off = [name for name, gpu in _gpus(health) if gpu.persistence is False]
     if off:
         yield Observation(f"persistence mode is off on {joined(off)}", "on")
 
 
-@health_check("gpu-topology")
+@check("gpu-topology")
 def _topology(health: Health) -> Observations:
     pairs = health.topology
     if not pairs:
@@ -169,7 +169,7 @@ def _topology(health: Health) -> Observations:
             yield Observation(few(odd, 4, "; "), f"{usual}, as the other pairs")
 
 
-@health_check("gpu-dcgm")
+@check("gpu-dcgm")
 def _dcgm(health: Health, catalog: Catalog) -> Observations:
     harmless = catalog.gpu_health().dcgm.of
     for each in health.dcgm:
@@ -184,7 +184,7 @@ def _failed(health: Health, test: Test) -> Observations:
             yield Observation(f"{test} failed (exit code {each.code}): {each.said}", "exit code 0", severity="error")
 
 
-@health_check("gpu-bandwidth")
+@check("gpu-bandwidth")
 def _bandwidth(health: Health, catalog: Catalog) -> Observations:
     yield from _failed(health, "nvbandwidth")
     limits = catalog.gpu_health().limits
@@ -202,7 +202,7 @@ def _bandwidth(health: Health, catalog: Catalog) -> Observations:
                 )
 
 
-@health_check("gpu-allreduce")
+@check("gpu-allreduce")
 def _all_reduce(health: Health, catalog: Catalog) -> Observations:
     yield from _failed(health, "allreduce")
     measured, known = health.allreduce, catalog.gpu_health().all_reduce
@@ -222,7 +222,7 @@ def _all_reduce(health: Health, catalog: Catalog) -> Observations:
         yield Observation(what, f"about {expected.busbw:g} GB/s ({expected.from_})", severity=severity)
 
 
-@health_check("rdma-port")
+@check("rdma-port")
 def _rdma(health: Health, catalog: Catalog) -> Observations:
     limits = catalog.gpu_health().rdma_errors.of
     active = [port for port in health.rdma if _word(port.state) == "ACTIVE"]
@@ -252,7 +252,7 @@ def _gbits(port: RdmaPort) -> float:
     return float(found[0]) if found else 0.0
 
 
-@health_check("gpu-tool-missing")
+@check("gpu-tool-missing")
 def _missing(health: Health, catalog: Catalog) -> Observations:
     packages = catalog.gpu_health().tools.of
     for test in health.missing:

@@ -41,59 +41,41 @@ Observations = Iterator[Observation]
 
 @dataclass(frozen=True)
 class Check:
-    """One check of all hosts. ``severity`` replaces the entry's own: an error in a log may only be a warning before it happens.
-    ``of_health``: of GPUs' health."""
+    """One check. Its function's parameters say what it looks at: the ``facts`` of each host, or with `--gpu` its ``health``; ``hosts``:
+    the facts of all; their ``connections``; and the ``catalog``. ``severity`` replaces the entry's own: an error in a log may only be a
+    warning before it happens."""
 
     id: str
-    observe: Callable[[Hosts, Connections, Healths, Catalog], Observations]
+    function: Callable[..., Observations]
     severity: Severity | None = None
-    of_health: bool = False
+
+    @property
+    def of_health(self) -> bool:
+        """Whether it counts for a host's verdict."""
+        return "health" in inspect.signature(self.function).parameters
+
+    def observe(self, hosts: Hosts, connections: Connections, healths: Healths, catalog: Catalog) -> Observations:
+        """What it observes on all hosts."""
+        wanted = inspect.signature(self.function).parameters
+        of_all = {"hosts": hosts, "connections": connections, "catalog": catalog}
+        shared = {name: known for name, known in of_all.items() if name in wanted}
+        if "facts" in wanted:
+            for host, facts in hosts.items():
+                yield from (replace(each, host=host) for each in self.function(facts, **shared))
+        elif self.of_health:
+            for host, health in healths.items():
+                try:
+                    yield from [replace(each, host=host) for each in self.function(health, **shared)]
+                except Exception as error:  # noqa: BLE001  what one host's tools print must not end the examination of the others
+                    what = f"the check {self.id} cannot read this host's outputs: {type(error).__name__}: {str(error)[:160]}"
+                    yield Observation(what, "outputs that can be read", host=host, severity="warning", id="gpu-health-unreadable")
+        else:
+            yield from self.function(**shared)
 
 
 CHECKS: list[Check] = []
 
 
-def _observed(check: Callable[..., Observations], *known: object) -> Observations:
-    """What a check observes, which has as many parameters as it needs of ``known``."""
-    return check(*known[: len(inspect.signature(check).parameters)])
-
-
-def host_check(name: str, severity: Severity | None = None) -> Callable[[Callable[..., Observations]], None]:
-    """Register a check of one host's facts, by the catalogue where the check takes it, too."""
-
-    def register(check: Callable[..., Observations]) -> None:
-        def observe(hosts: Hosts, _: Connections, __: Healths, catalog: Catalog) -> Observations:
-            for host, facts in hosts.items():
-                yield from (replace(observation, host=host) for observation in _observed(check, facts, catalog))
-
-        CHECKS.append(Check(name, observe, severity))
-
-    return register
-
-
-def cluster_check(name: str, severity: Severity | None = None) -> Callable[[Callable[[Hosts], Observations]], None]:
-    """Register a check that compares the facts of all hosts."""
-    return lambda check: CHECKS.append(Check(name, lambda hosts, _, __, ___: check(hosts), severity))
-
-
-def connection_check(name: str) -> Callable[[Callable[[Connections], Observations]], None]:
-    """Register a check of the connections between hosts."""
-    return lambda check: CHECKS.append(Check(name, lambda _, connections, __, ___: check(connections)))
-
-
-def health_check(name: str) -> Callable[[Callable[..., Observations]], None]:
-    """Register a check of the health of one host's GPUs, which is known with `--gpu` only, by the catalogue where the check takes it, too.
-    It counts for the host's verdict."""
-
-    def register(check: Callable[..., Observations]) -> None:
-        def observe(_: Hosts, __: Connections, healths: Healths, catalog: Catalog) -> Observations:
-            for host, health in healths.items():
-                try:
-                    yield from [replace(observation, host=host) for observation in _observed(check, health, catalog)]
-                except Exception as error:  # noqa: BLE001  what one host's tools print must not end the examination of the others
-                    what = f"the check {name} cannot read this host's outputs: {type(error).__name__}: {str(error)[:160]}"
-                    yield Observation(what, "outputs that can be read", host=host, severity="warning", id="gpu-health-unreadable")
-
-        CHECKS.append(Check(name, observe, of_health=True))
-
-    return register
+def check(name: str, severity: Severity | None = None) -> Callable[[Callable[..., Observations]], None]:
+    """Register a function as the check for a known error."""
+    return lambda function: CHECKS.append(Check(name, function, severity))

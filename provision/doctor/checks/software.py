@@ -6,7 +6,7 @@ import re
 import shlex
 
 from provision.base.versions import key
-from provision.doctor.checks.registry import Observation, Observations, host_check
+from provision.doctor.checks.registry import Observation, Observations, check
 from provision.survey import Facts
 
 # CUDA release → the newest major version of gcc that its nvcc accepts, from NVIDIA's installation guides, seen 2026-11.
@@ -18,7 +18,7 @@ def _ours(facts: Facts) -> str:
     return (facts.installed.venv.path or "") if facts.installed.was_completed else ""
 
 
-@host_check("libopen-rte-missing")
+@check("libopen-rte-missing")
 def _linker(facts: Facts) -> Observations:
     for each in facts.mpi.found:
         if re.search(r"lib(open-rte|open-pal|mpi|prrte)\S*: cannot open shared object", each.error or ""):
@@ -31,7 +31,7 @@ def _linker(facts: Facts) -> Observations:
             yield Observation(f"the linker does not know {ours}/lib/libmpi.so.40", "this file in ldconfig -p", fix)
 
 
-@host_check("orted-not-found", "warning")
+@check("orted-not-found", "warning")
 def _orted(facts: Facts) -> Observations:
     installed = [each for each in facts.mpi.found if each.flavour == "openmpi"]
     if installed and not facts.mpi.orted and not _ours(facts):
@@ -41,7 +41,7 @@ def _orted(facts: Facts) -> Observations:
         yield Observation(f"{folder} is not on the PATH of a non-interactive shell", "orted on this PATH", fix)
 
 
-@host_check("mpi-lib-mixed", "warning")
+@check("mpi-lib-mixed", "warning")
 def _mixed(facts: Facts) -> Observations:
     """Several MPIs are fine, unless another one comes before ours on the PATH."""
     ours, first = _ours(facts), facts.mpi.first
@@ -57,7 +57,7 @@ def _mixed(facts: Facts) -> Observations:
             yield Observation(f"{first} is first on the PATH", f"{ours}/bin/mpirun (Open MPI {plan.openmpi.version})", fix)
 
 
-@host_check("btl-unreachable")
+@check("btl-unreachable")
 def _btl(facts: Facts) -> Observations:
     listed = facts.environment.variables.get("OMPI_MCA_btl") or facts.signs.mca_params.get("btl")
     if listed and not listed.startswith("^"):
@@ -68,7 +68,7 @@ def _btl(facts: Facts) -> Observations:
             )
 
 
-@host_check("orte-unpack-past-end", "warning")
+@check("orte-unpack-past-end", "warning")
 def _hwloc(facts: Facts) -> Observations:
     """The distribution's hwloc 1.x next to an Open MPI that was built with a newer one."""
     old = {name: version for name, version in facts.packages.items() if name in ("libhwloc5", "libhwloc-dev", "hwloc-nox")}
@@ -79,7 +79,7 @@ def _hwloc(facts: Facts) -> Observations:
             )
 
 
-@host_check("nvcc-unsupported-gcc", "warning")
+@check("nvcc-unsupported-gcc", "warning")
 def _gcc(facts: Facts) -> Observations:
     nvcc, gcc = (facts.cuda.nvcc.version if facts.cuda.nvcc else None), (facts.compiler.version if facts.compiler else None)
     if not nvcc or not gcc:
@@ -91,7 +91,7 @@ def _gcc(facts: Facts) -> Observations:
         yield Observation(f"g++ is {gcc}, CUDA {nvcc} accepts g++ up to {newest}", f"g++ {newest} or older", fix)
 
 
-@host_check("remote-python-env")
+@check("remote-python-env")
 def _environment(facts: Facts) -> Observations:
     installed = facts.installed
     if installed.was_completed and not installed.venv.works:
@@ -99,14 +99,14 @@ def _environment(facts: Facts) -> Observations:
         yield Observation(f"{where} was installed and its Python does not run", "a working Python", ("provision up HOSTS",))
 
 
-@host_check("engine-not-built")
+@check("engine-not-built")
 def _engine_missing(facts: Facts) -> Observations:
     installed = facts.installed
     if installed.was_completed and installed.venv.works and not installed.engine_libraries:
         yield Observation(f"{installed.venv.path} does not contain the engine", "collective_core")
 
 
-@host_check("engine-other-python")
+@check("engine-other-python")
 def _engine_python(facts: Facts) -> Observations:
     running = ".".join((facts.installed.venv.python_version or "").split(".")[:2])
     built = {found.group(1) for path in facts.installed.engine_libraries if (found := re.search(r"/python(3\.\d+)/", path))}

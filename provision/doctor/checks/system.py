@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from provision.doctor.checks.registry import Observation, Observations, host_check
+from provision.doctor.checks.registry import Observation, Observations, check
 from provision.survey import Facts
 from provision.survey.model import Limits
 
@@ -13,14 +13,14 @@ LITTLE_DISK_MB = 1024
 MASTER_PORT = 29500  # PyTorch's default
 
 
-@host_check("too-many-open-files", "warning")
+@check("too-many-open-files", "warning")
 def _files(facts: Facts) -> Observations:
     limit = facts.limits.get("nofile", Limits()).soft
     if isinstance(limit, int) and limit < FEW_FILES:
         yield Observation(f"ulimit -n is {limit} in a non-interactive shell", f"{FEW_FILES} or more")
 
 
-@host_check("disk-full", "warning")
+@check("disk-full", "warning")
 def _disk(facts: Facts) -> Observations:
     checked = set()
     for disk in (facts.disk.prefix, facts.disk.tmp, facts.disk.home):
@@ -30,14 +30,14 @@ def _disk(facts: Facts) -> Observations:
             yield Observation(f"{disk.path} has {free:.0f} MB free", f"{LITTLE_DISK_MB} MB or more", (f"df -h {disk.path}",))
 
 
-@host_check("ompi-session-dir")
+@check("ompi-session-dir")
 def _tmp(facts: Facts) -> Observations:
     mode = facts.signs.modes.get("/tmp")
     if mode and mode not in ("1777", "0777"):
         yield Observation(f"/tmp has mode {mode}", "1777", ("sudo chmod 1777 /tmp",))
 
 
-@host_check("ssh-permission-denied", "warning")
+@check("ssh-permission-denied", "warning")
 def _ssh_modes(facts: Facts) -> Observations:
     """sshd and ssh refuse keys that other users can read or change."""
     for file in facts.ssh.files:
@@ -49,7 +49,7 @@ def _ssh_modes(facts: Facts) -> Observations:
             yield Observation(f"{path} has mode {file.mode}", wanted, (f"chmod {wanted} {path}",))
 
 
-@host_check("master-port-in-use", "warning")
+@check("master-port-in-use", "warning")
 def _port(facts: Facts) -> Observations:
     if MASTER_PORT in facts.signs.listening:
         yield Observation(
@@ -57,14 +57,14 @@ def _port(facts: Facts) -> Observations:
         )
 
 
-@host_check("firewall-active")
+@check("firewall-active")
 def _firewall(facts: Facts) -> Observations:
     active = [name for name, on in (("ufw", facts.security.ufw), ("firewalld", facts.security.firewalld)) if on]
     if active:
         yield Observation(f"{' and '.join(active)} is active", "a firewall that lets the other hosts through")
 
 
-@host_check("btl-tcp-if-include-bad")
+@check("btl-tcp-if-include-bad")
 def _if_include(facts: Facts) -> Observations:
     for source, settings in (("OMPI_MCA_", facts.environment.variables), ("", facts.signs.mca_params)):
         for name in ("btl_tcp_if_include", "oob_tcp_if_include"):
