@@ -1,12 +1,23 @@
-"""Lists of names, counts, sizes and durations, in sentences."""
+"""Groups, and lists of names, counts, sizes and durations, in sentences."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
 
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 _NUMBER = re.compile(r"(?<![0-9])[0-9]{1,9}(?![0-9])")
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """(what items have in common, item) … → what they have in common, each with its items, both in their order."""
+    found: dict[K, list[V]] = {}
+    for shared, item in pairs:
+        found.setdefault(shared, []).append(item)
+    return found
 
 
 def joined(names: Sequence[str]) -> str:

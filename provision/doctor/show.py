@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from provision.base.problems import SEVERITIES
 from provision.base.terminal import Console
-from provision.base.text import counted, few
+from provision.base.text import counted, few, grouped
 from provision.catalog import OURS
 from provision.diagnosis import xids
 from provision.diagnosis.findings import Finding
@@ -47,10 +47,7 @@ def findings(found: Sequence[Finding], console: Console, *, examined: str, searc
 
 def _groups(found: Sequence[Finding]) -> list[list[Finding]]:
     """The findings, those of one error on several hosts together."""
-    groups: dict[tuple[str, str, str | None], list[Finding]] = {}
-    for finding in found:
-        groups.setdefault((finding.id, finding.severity, finding.caused_by), []).append(finding)
-    return list(groups.values())
+    return list(grouped(((finding.id, finding.severity, finding.caused_by), finding) for finding in found).values())
 
 
 def overview(found: Sequence[Finding], hosts: Sequence[str], console: Console) -> None:
@@ -84,23 +81,16 @@ def _root_cause(group: Sequence[Finding], console: Console) -> None:
     where = f"{_names(group)}: " if finding.host else ""
     console.say(f"\n{where}{finding.severity}: {finding.what}  [{finding.id}]", STYLES[finding.severity])
     console.prose(f"  {finding.summary}")
-    seen: dict[str, list[Finding]] = {}
-    for each in group:
-        if each.observed:
-            expected = f"; expected {each.expected}" if each.expected else ""
-            seen.setdefault(each.observed + expected, []).append(each)
-    for observed, those in seen.items():
-        console.prose(f"  observed{f' on {_names(those)}' if len(seen) > 1 else ''}: {observed}")
+    observed = [each for each in group if each.observed]
+    seen = grouped((each.observed + (f"; expected {each.expected}" if each.expected else ""), each) for each in observed)
+    for text, those in seen.items():
+        console.prose(f"  observed{f' on {_names(those)}' if len(seen) > 1 else ''}: {text}")
     evidence = [line for each in group for line in each.evidence[:3]]
     for line in list(dict.fromkeys(evidence))[:MAX_QUOTES]:
         console.say(f"  {line.file}:{line.line}: {line.text[:LONGEST_QUOTE]}", "cyan")
     if finding.times > 2:
         console.say(f"  … {finding.times} times{' or more' * (finding.times >= KEPT_MATCHES)} in all", "dim")
-    fixes: dict[str, list[Finding]] = {}
-    for each in group:
-        for step in each.fix:
-            fixes.setdefault(step, []).append(each)
-    for step, those in fixes.items():
+    for step, those in grouped((step, each) for each in group for step in each.fix).items():
         console.say(f"  → {step}" + (f"   # on {_names(those)}" if len(those) < len(group) else ""))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from provision.base.errors import ProvisionError, UsageError
-from provision.base.text import counted, shortened
+from provision.base.text import counted, grouped, shortened
 from provision.image import local_images
 from provision.image.recipe import versions
 from provision.inventory import Inventory
@@ -78,9 +78,7 @@ def of_hosts(inventory: Inventory, session: Session) -> list[Pool]:
 
 def of_plan(plan: Plan, origin: str) -> list[Pool]:
     """The pools of a plan, the largest first."""
-    groups: dict[frozenset[tuple[str, str]], list[HostPlan]] = {}
-    for host in plan.hosts.values():
-        groups.setdefault(frozenset(_shown(host).items()), []).append(host)
+    groups = grouped((frozenset(_shown(host).items()), host) for host in plan.hosts.values())
     return sorted((_pool(hosts, origin) for hosts in groups.values()), key=lambda pool: -pool.nodes)
 
 

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from provision.base.problems import Problem
+from provision.base.text import grouped
 from provision.install.rollout import Rollout
 from provision.plan.lock import Files, Lock, LockedComponent, environments
 from provision.plan.manifest import Manifest
@@ -86,10 +87,7 @@ def from_lock(lock: Lock, host: HostPlan, files: Files) -> Iterator[Drift]:
             said, needed = str(held or "not installed"), str(wanted or "nothing")
             yield Drift(kind="differs-from-lock", subject=title, found=said, wanted=needed, lock=lock.title)
     for folder, key in environments(host).items():
-        wanted_versions: dict[str, list[str]] = {}
-        for entry in lock.environments.get(key, ()):
-            wanted_versions.setdefault(entry.name, []).append(entry.version)
-        for package, versions in wanted_versions.items():
+        for package, versions in grouped((entry.name, entry.version) for entry in lock.environments.get(key, ())).items():
             version = files.get(folder, {}).get(package, {}).get("version")
             if version not in versions:
                 subject, said = f"{package} in {host.prefix}/{folder}", version or "not installed"

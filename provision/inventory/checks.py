@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from provision.base.problems import Problem, Severity
-from provision.base.text import few
+from provision.base.text import few, grouped
 from provision.base.validation import MAX_COUNT
 from provision.inventory.model import ENCRYPTED, Host, ParsedInventory
 
@@ -213,7 +213,5 @@ def _shown(value: object) -> str:
 
 def _by_text(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """(text, host) … → (text, its hosts as a phrase), each text once."""
-    found: dict[str, list[str]] = {}
-    for text, host in pairs:
-        found.setdefault(text, []).append(f"`{host}`")
+    found = grouped((text, f"`{host}`") for text, host in pairs)
     return ((text, ("host " if len(hosts) == 1 else "hosts ") + few(hosts)) for text, hosts in found.items())

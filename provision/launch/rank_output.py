@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from provision.base.text import joined
+from provision.base.text import grouped, joined
 from provision.remote.progress import Progress
 
 #: Before what a rank wrote, by both launchers: ``[job,rank]<stream>:``. mpirun puts it wherever a write ended, in the middle of a line too.
@@ -326,10 +326,8 @@ class RankOutput:
 
     def consequences(self, cause: RankTraceback | None) -> list[str]:
         """What other ranks failed with and has not been shown: ``ranks 0 and 1: …``, a line for each error."""
-        ranks: dict[str, list[int]] = {}
-        for failure in self._failures:
-            if failure is not cause and failure.at is None:
-                ranks.setdefault(self._in_one_line(failure), []).append(failure.rank)
+        others = [failure for failure in self._failures if failure is not cause and failure.at is None]
+        ranks = grouped((self._in_one_line(failure), failure.rank) for failure in others)
         return [
             f"{'ranks' if len(some) > 1 else 'rank'} {joined([str(rank) for rank in sorted(some)])}: {text}" for text, some in ranks.items()
         ]

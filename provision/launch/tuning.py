@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from provision.base.text import few
+from provision.base.text import few, grouped
 from provision.base.versions import key
 from provision.remote import ssh
 
@@ -116,7 +116,5 @@ def common_level(wanted: str, hosts: Mapping[str, Processors | None]) -> tuple[s
 
 def sentences(chosen: Mapping[str, Choice]) -> list[str]:
     """What was chosen, a line for all hosts of which the same is true."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for name, choice in chosen.items():
-        alike.setdefault(choice.reasons, []).append(name)
+    alike = grouped((choice.reasons, name) for name, choice in chosen.items())
     return [f"{few(names, _MAX_NAMES)}: {'; '.join(reasons)} (--tune off: nothing is set)" for reasons, names in alike.items() if reasons]

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, model_validator
 
 from provision.base.documents import Document
 from provision.base.problems import Problem, Remedy
-from provision.base.text import joined
+from provision.base.text import grouped, joined
 from provision.base.validation import Form, Model
 from provision.base.versions import VERSION, minor
 from provision.catalog import Catalog
@@ -316,12 +316,8 @@ class Lock:
 
     def _unknown_environments(self, plan: Plan) -> list[str]:
         """Environments of the plan that the lock does not know: ``python 3.12, x86_64, torch 2.13.0 on node3``."""
-        hosts: dict[str, list[str]] = {}
-        for name, host in plan.hosts.items():
-            for key in environments(host).values():
-                if key not in self.environments:
-                    hosts.setdefault(key, []).append(name)
-        return [f"{key} on {joined(names)}" for key, names in hosts.items()]
+        used = grouped((key, name) for name, host in plan.hosts.items() for key in environments(host).values())
+        return [f"{key} on {joined(names)}" for key, names in used.items() if key not in self.environments]
 
     def _files(self, environment: str, host: HostPlan, build: Mapping[str, str]) -> list[LockedFile]:
         """The files of an environment, without packages that the plan wants in another version; the newest where hosts differ."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from provision.base.problems import Problem
 from provision.base.terminal import Console, table
-from provision.base.text import counted, few, joined, shortened
+from provision.base.text import counted, few, grouped, joined, shortened
 from provision.plan.model import (
     COMPONENTS,
     Component,
@@ -148,9 +148,7 @@ def _reasons(groups: Sequence[Sequence[HostPlan]]) -> Iterator[str]:
 
 def _engine(groups: Iterable[Sequence[HostPlan]]) -> str:
     """Which way the engine comes to hosts, and why."""
-    ways: dict[str, list[str]] = {}
-    for hosts in groups:
-        ways.setdefault(hosts[0].engine.why[0], []).extend(host.name for host in hosts)
+    ways = grouped((host.engine.why[0], host.name) for hosts in groups for host in hosts)
     return "; ".join(f"{shortened(names)}: {way}" if len(ways) > 1 else way for way, names in ways.items())
 
 
@@ -183,9 +181,7 @@ def brief(plan: Plan, reasons: Mapping[str, Problem]) -> Iterator[tuple[str, str
     yield from _more("what", len(rows))
     if reasons:
         yield "engine", _engine(groups)
-    causes: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        causes.setdefault(reason.what, []).append(name)
+    causes = grouped((reason.what, name) for name, reason in reasons.items())
     for cause, names in list(causes.items())[:_MOST]:
         yield "why", cause if len(names) == len(plan.hosts) else f"{shortened(names)}: {cause}"
     yield from _more("why", len(causes))
@@ -203,11 +199,11 @@ def _reach(known: Knowledge) -> str:
 
 def groups_of(hosts: Iterable[HostPlan]) -> list[list[HostPlan]]:
     """Hosts with the same components, in the order of the first of each. Equal components of a plan are the same object."""
-    groups: dict[tuple[object, ...], list[HostPlan]] = {}
-    for host in hosts:
-        key = (host.system, host.arch, host.prefix, host.root, *(id(getattr(host, name)) for name in COMPONENTS))
-        groups.setdefault(key, []).append(host)
-    return list(groups.values())
+
+    def shared(host: HostPlan) -> tuple[object, ...]:
+        return (host.system, host.arch, host.prefix, host.root, *(id(getattr(host, name)) for name in COMPONENTS))
+
+    return list(grouped((shared(host), host) for host in hosts).values())
 
 
 def _names(hosts: Sequence[HostPlan], width: int) -> list[str]:
@@ -251,10 +247,7 @@ def _show_component(title: str, component: Component, console: Console, width: i
 
 def by_cause(rejected: Sequence[Rejected]) -> Iterator[tuple[str, str]]:
     """Rejected candidates grouped by cause: (candidates, cause with the details of all)."""
-    groups: dict[str, list[Rejected]] = {}
-    for each in rejected:
-        groups.setdefault(each.cause, []).append(each)
-    for cause, group in groups.items():
+    for cause, group in grouped((each.cause, each) for each in rejected).items():
         candidates = [each.candidate for each in group]
         reason = Rejected("", cause, ", ".join(dict.fromkeys(each.detail for each in group if each.detail))).reason
         if len(candidates) > 3:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from provision.base.text import duration
+from provision.base.text import duration, grouped
 from provision.remote.timeline import State, StepTime
 
 FOLD_FROM = 13  # hosts from which on those that are alike are one entry
@@ -23,14 +23,11 @@ _ONLY_RUN = ("survey", "guard", "pytorch", "job")  # steps that install nothing:
 _Item = TypeVar("_Item")
 
 
-def grouped(items: Iterable[_Item], alike: Callable[[_Item], Hashable], count: int) -> list[list[_Item]]:
+def folded(items: Iterable[_Item], alike: Callable[[_Item], Hashable], count: int) -> list[list[_Item]]:
     """The items in groups of those that are alike, in the order of each group's first; each alone where ``count`` hosts need no folding."""
     if count < FOLD_FROM:
         return [[item] for item in items]
-    groups: dict[Hashable, list[_Item]] = {}
-    for item in items:
-        groups.setdefault(alike(item), []).append(item)
-    return list(groups.values())
+    return list(grouped((alike(item), item) for item in items).values())
 
 
 class Bar(NamedTuple):
@@ -94,7 +91,7 @@ def gantt(steps: Sequence[StepTime], hosts: Sequence[str] = ()) -> Gantt | None:
         return None
     total = max(max(step.began + step.seconds for step in steps), 0.1)
     scale = GANTT_WIDTH / total
-    groups = grouped(of_host.items(), lambda item: tuple((step.stage, step.step, step.state) for step in item[1]), len(of_host))
+    groups = folded(of_host.items(), lambda item: tuple((step.stage, step.step, step.state) for step in item[1]), len(of_host))
     rows = [_row(group, scale) for group in groups]
     if len(rows) > MAX_ROWS:
         rows.sort(key=lambda row: (-_WORST.index(row.state), -row.seconds))
@@ -131,9 +128,7 @@ def _shown(step: str, state: State) -> str:
 
 def _by_step(steps: Sequence[StepTime]) -> Iterator[Step]:
     """Steps in the order of their first begin; a step that ran twice on a host counts with both times."""
-    groups: dict[tuple[str, str], list[StepTime]] = {}
-    for step in sorted(steps, key=lambda step: step.began):
-        groups.setdefault((step.stage, step.step), []).append(step)
+    groups = grouped(((step.stage, step.step), step) for step in sorted(steps, key=lambda step: step.began))
     for (stage, name), group in groups.items():
         times: Counter[str] = Counter()
         for step in group:

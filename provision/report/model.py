@@ -15,7 +15,7 @@ from provision import __version__
 from provision.base.documents import Document
 from provision.base.problems import Problem
 from provision.base.terminal import Console, styled, table
-from provision.base.text import counted, duration, folded, shortened
+from provision.base.text import counted, duration, folded, grouped, shortened
 from provision.install.removal import HostRemoval
 from provision.inventory import last_run
 from provision.launch.smoke.evaluation import TrainingReport
@@ -216,9 +216,7 @@ def _fitting(listed: list[dict[str, str]], width: int) -> tuple[list[dict[str, s
 
 def show_removals(removals: Sequence[HostRemoval], console: Console) -> None:
     """Print what was or would be removed, what is kept and why, and what failed: once for hosts where all that is the same."""
-    alike: dict[str, list[HostRemoval]] = {}
-    for each in removals:
-        alike.setdefault(repr(replace(each, host="", problem=each.problem and replace(each.problem, host=None))), []).append(each)
+    alike = grouped((repr(replace(each, host="", problem=each.problem and replace(each.problem, host=None))), each) for each in removals)
     for group in alike.values():
         one = group[0]
         console.say(f"{folded([each.host for each in group])}: {one.state}", "bold red" if one.bad else "bold")
@@ -241,9 +239,7 @@ def show_problems(problems: Sequence[Problem], console: Console) -> None:
 
 def _alike(problems: Iterable[Problem]) -> Iterator[tuple[str, Problem]]:
     """(hosts, problem), once for what is the same on several hosts."""
-    hosts: dict[Problem, list[str]] = {}
-    for each in problems:
-        hosts.setdefault(replace(each, id="", host=None, message=""), []).append(str(each.host))
+    hosts = grouped((replace(each, id="", host=None, message=""), str(each.host)) for each in problems)
     yield from ((shortened(names, _MAX_NAMES), each) for each, names in hosts.items())
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from provision.base import downloads, pages
-from provision.base.text import counted, joined
+from provision.base.text import counted, grouped, joined
 from provision.catalog import OURS
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import UNKNOWN, Finding
@@ -166,9 +166,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _failures(report: Report) -> list[_Failure]:
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for failure in report.failures:
-        groups.setdefault((failure.where or "", failure.what, failure.hint or ""), []).append(failure.host or "controller")
+    groups = grouped(((each.where or "", each.what, each.hint or ""), each.host or "controller") for each in report.failures)
     listed = list(groups.items())
     shown = []
     for (step, what, hint), hosts in listed[:_MAX_FAILURES]:
@@ -199,10 +197,8 @@ def _host_rows(lines: Sequence[HostReport]) -> list[_HostRow]:
         return (line.state, versions, tuple(line.steps.items()))
 
     rows = []
-    for group in drawings.grouped(lines, alike, len(lines)):
-        steps: dict[str, list[str]] = {}
-        for step, prospect in group[0].steps.items():
-            steps.setdefault(prospect, []).append(step)
+    for group in drawings.folded(lines, alike, len(lines)):
+        steps: dict[str, list[str]] = grouped((prospect, step) for step, prospect in group[0].steps.items())
         seconds, changed = max(line.seconds for line in group), max(line.changed for line in group)
         rows.append(_HostRow([line.host for line in group], group[0], seconds, changed, steps))
     bad = ("failed", "unreachable", "blocked", "not finished")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TypeVar
 
 from provision.base.problems import Problem
-from provision.base.text import joined
+from provision.base.text import grouped, joined
 from provision.base.versions import key, minor
 from provision.catalog import Catalog
 from provision.plan.model import Builder, Rejected, Repository
@@ -17,7 +17,6 @@ from provision.survey import Facts, amd, gpus, hardware
 from provision.survey.model import Toolkit
 
 T = TypeVar("T")
-K = TypeVar("K", bound=Hashable)
 
 TOOLKIT_PLACES = "CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*, /opt/cuda and the distribution's nvidia-cuda-toolkit"
 # Folders of environments that are not the system's; a Python of Nix has its own loader, which does not find the libraries that wheels need.
@@ -229,14 +228,6 @@ def host_class_of(facts: Facts, catalog: Catalog, kept_builds: tuple[tuple[str, 
         kept_engine=(held.sha256, held.file) if held else (None, None),
         driver_name="Windows' NVIDIA driver" if hardware.wsl(facts) else "the machine's driver" if facts.container else "the NVIDIA driver",
     )
-
-
-def grouped(pairs: Iterable[tuple[K, str]]) -> dict[K, list[str]]:
-    """(what hosts have in common, name) … → what they have in common, each with the names in their order."""
-    found: dict[K, list[str]] = {}
-    for shared, name in pairs:
-        found.setdefault(shared, []).append(name)
-    return found
 
 
 def by_class(class_of: Mapping[str, HostClass]) -> HostClasses:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 
-from provision.base.text import joined
+from provision.base.text import grouped, joined
 from provision.catalog import Catalog
 from provision.plan.requirements import HOME_PREFIX, HostRequirements, Requirements
 from provision.resolve import driver
@@ -69,9 +69,7 @@ def conflicts(host_classes: HostClasses, catalog: Catalog, driver_offer: str | N
 
 def prefix_conflict(facts: Mapping[str, Facts], requirements: Mapping[str, HostRequirements]) -> dict[Hashable, Conflict]:
     """Hosts with different prefixes. Of as many hosts with root as without, those without are the exception."""
-    hosts: dict[str, list[str]] = {}
-    for name in sorted(facts):
-        hosts.setdefault(requirements[name].prefix, []).append(name)
+    hosts = grouped((requirements[name].prefix, name) for name in sorted(facts))
     if len(hosts) <= 1:
         return {}
     rootless = [name for name in sorted(facts) if not facts[name].user.can_become]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from provision.base.text import joined
+from provision.base.text import grouped, joined
 from provision.base.versions import key
 from provision.catalog import Catalog
 from provision.catalog.models import Trouble
 from provision.plan.model import HostPlan, Knowledge
 from provision.resolve import torch
-from provision.resolve.host_classes import HostClass, grouped
+from provision.resolve.host_classes import HostClass
 from provision.survey import Facts, amd, gpus, hardware
 from provision.survey.model import Amd
 

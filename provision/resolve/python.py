@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from provision.base.text import joined
+from provision.base.text import grouped, joined
 from provision.base.versions import key
 from provision.catalog import Catalog
 from provision.plan.model import ManagedPython, Preinstalled, Rejected, SystemPackages, Wheel
 from provision.plan.requirements import Requirements
-from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, grouped
+from provision.resolve.host_classes import HostClass, HostClasses, Interpreter
 
 
 def candidates(

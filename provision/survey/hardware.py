@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from provision.base.problems import Problem
-from provision.base.text import joined
+from provision.base.text import grouped, joined
 from provision.base.versions import key
 from provision.catalog import Catalog
 from provision.catalog.models import Condition
@@ -163,9 +163,8 @@ def imex_ready(facts: Facts) -> bool:
 
 def _fastest_ports(facts: Facts, catalog: Catalog) -> tuple[list[InfinibandPort], list[InfinibandPort]]:
     """(the fastest active RDMA ports of one kind, vendor and speed, those that differ from them in one that is known)"""
-    alike: dict[tuple[str | int | None, ...], list[InfinibandPort]] = {}
-    for port in chain(*(active_ports(facts, kind, catalog) for kind in ("infiniband", "omni-path", "roce"))):
-        alike.setdefault((port.link_layer, port.vendor, _gbps([port]) or None), []).append(port)
+    ports = chain(*(active_ports(facts, kind, catalog) for kind in ("infiniband", "omni-path", "roce")))
+    alike = grouped(((port.link_layer, port.vendor, _gbps([port]) or None), port) for port in ports)
     if not alike:
         return [], []
     best = max(alike, key=lambda traits: _gbps(alike[traits]))

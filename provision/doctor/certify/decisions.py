@@ -15,7 +15,7 @@ from statistics import median
 from typing import NamedTuple, TypeVar
 
 from provision.base.problems import Problem
-from provision.base.text import folded, joined
+from provision.base.text import folded, grouped, joined
 from provision.catalog import OURS, Catalog
 from provision.doctor.certify.model import Group, HostMeasured, Pair, Target
 
@@ -177,9 +177,7 @@ def _usual(pairs: Sequence[Pair], figure: str, best: Callable[..., float]) -> fl
 def _culprits(measured: Sequence[_Measured], bad: Collection[_Measured]) -> Iterator[tuple[_Hosts, list[_Measured]]]:
     """Who explains bad measurements of pairs, and with which of them: a host that is bad with most of its partners, or a link that was
     always bad; none of them where most measurements are bad, whichever host is left out."""
-    links: dict[_Hosts, list[_Measured]] = {}
-    for each in measured:
-        links.setdefault(each.hosts, []).append(each)
+    links: dict[_Hosts, list[_Measured]] = grouped((each.hosts, each) for each in measured)
     surplus = Counter(dict.fromkeys(("", *(host for link in links for host in link)), 2 * len(bad) - len(measured)))  # without a host
     for each in measured:
         surplus.subtract(dict.fromkeys(each.hosts, 2 * (each in bad) - 1))

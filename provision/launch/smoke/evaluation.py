@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
 from provision.base.documents import Document
 from provision.base.problems import Problem
-from provision.base.text import counted, few
+from provision.base.text import counted, few, grouped
 
 _TOLERANCE = 1.1  # by which a measured share may exceed what is possible, and is still believed: both measurements take seconds
 _DISTURBED = "cannot be told from this run: a measurement was disturbed"
@@ -180,9 +180,7 @@ def _wrong_hosts(ranks: Sequence[Participant], expected: Mapping[str, str]) -> I
 
 
 def _differing_parameters(ranks: Sequence[Participant]) -> Iterable[Problem]:
-    by_digest: dict[str, list[int]] = {}
-    for one in ranks:
-        by_digest.setdefault(one.parameter_digest, []).append(one.rank)
+    by_digest = grouped((one.parameter_digest, one.rank) for one in ranks)
     if len(by_digest) > 1:
         groups = "; ".join(f"{digest[:12]} on rank {_list(same)}" for digest, same in by_digest.items())
         yield fault("parameters-differ", f"the parameters are not the same on all ranks at the end: {groups}")
