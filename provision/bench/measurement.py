@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 from provision.base import resources
 from provision.base.errors import ProvisionError, UsageError, as_provision_error
 from provision.base.text import counted
+from provision.base.validation import problems
 from provision.bench.results import Figure, HostSlots, Incomplete, Measured, Measurements, Pair, Ranks, Result, Training, significant
 from provision.inventory import Inventory
 from provision.launch import jobs, launchers
@@ -261,7 +262,4 @@ def _run(session: Session, plan: Plan, experiment: Experiment, options: BenchOpt
 
 
 def _unreadable(error: ValidationError, where: str, hint: str) -> ProvisionError:
-    first = error.errors()[0]
-    return ProvisionError(
-        f"the benchmark's report cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}", where=where, hint=hint
-    )
+    return ProvisionError(f"the benchmark's report cannot be read: {problems(error)[0][1]}", where=where, hint=hint)

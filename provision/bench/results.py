@@ -20,6 +20,7 @@ from pydantic.dataclasses import dataclass
 from provision.base import downloads, paths
 from provision.base.process_locks import acquired
 from provision.base.text import counted, joined, size
+from provision.base.validation import problems
 from provision.inventory import Inventory
 from provision.inventory.last_run import identity
 
@@ -241,8 +242,7 @@ def read(content: bytes) -> Measurements:
     try:
         return Measurements.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise ValueError(problems(error)[0][1]) from error
 
 
 class History(NamedTuple):

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 from provision.base.documents import Document
 from provision.base.problems import Problem
 from provision.base.text import counted, few, grouped
+from provision.base.validation import problems
 
 _TOLERANCE = 1.1  # by which a measured share may exceed what is possible, and is still believed: both measurements take seconds
 _DISTURBED = "cannot be told from this run: a measurement was disturbed"
@@ -88,7 +89,7 @@ def evaluate_training(document: Document, hosts: Mapping[str, str], np: int, bar
     try:
         report = TrainingReport.model_validate(document)
     except ValidationError as error:
-        return None, [fault("report-unreadable", f"the training job's report cannot be read: {_first(error)}")]
+        return None, [fault("report-unreadable", f"the training job's report cannot be read: {problems(error)[0][1]}")]
     ranks = sorted(report.participants, key=lambda one: one.rank)
     last = report.epochs[-1]
     faults = [*_wrong_ranks([one.rank for one in ranks], np), *_wrong_hosts(ranks, hosts), *_differing_parameters(ranks)]
@@ -106,7 +107,7 @@ def evaluate_check(document: Document, hosts: Mapping[str, str], np: int) -> Ver
     try:
         report = CheckReport.model_validate(document)
     except ValidationError as error:
-        return None, [fault("report-unreadable", f"the engine check's report cannot be read: {_first(error)}")]
+        return None, [fault("report-unreadable", f"the engine check's report cannot be read: {problems(error)[0][1]}")]
     faults = [fault("engine-wrong", f"the engine is wrong: {failure}") for failure in report.failures]
     if report.size != np:
         faults.append(fault("ranks-missing", f"{counted(np, 'rank')} should have taken part, but {report.size} did"))
@@ -148,11 +149,6 @@ def _possible(share: float, most: float) -> float | None:
 def fault(id: str, what: str) -> Problem:
     """Why a job does not count as passed."""
     return Problem("error", what, where="training", id=id)
-
-
-def _first(error: ValidationError) -> str:
-    wrong = error.errors()[0]
-    return f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}"
 
 
 def _wrong_ranks(ranks: Sequence[int], expected: int) -> Iterator[Problem]:

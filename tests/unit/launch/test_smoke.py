@@ -150,9 +150,9 @@ def come_from_the_future(report: Report) -> None:
         (differ, ["the parameters are not the same on all ranks at the end: abababababab on rank 0, 2, 3; cdcdcdcdcdcd on rank 1"]),
         (learn_too_little, ["test accuracy after epoch 2 is 91.99 %, the bar is 92 %"]),
         (learn_nothing, ["test accuracy after epoch 2 is nan %, the bar is 92 %"]),
-        (train_nothing, ["the training job's report cannot be read: epochs: List should have at least 1 item after validation, not 0"]),
-        (forget_the_ranks, ["the training job's report cannot be read: participants: Field required"]),
-        (come_from_the_future, ["the training job's report cannot be read: schema: Input should be 1"]),
+        (train_nothing, ["the training job's report cannot be read: `epochs` must be longer: at least 1"]),
+        (forget_the_ranks, ["the training job's report cannot be read: `participants` is missing"]),
+        (come_from_the_future, ["the training job's report cannot be read: `schema` must be 1, not 2"]),
     ],
 )
 def test_each_fault_has_its_sentence(spoil: Callable[[Report], None], sentences: list[str]) -> None:
