@@ -140,7 +140,7 @@ def _select(host_classes: HostClasses, pythons: Interpreters, requirements: Requ
     if not fitting:
         of_systems = [version for version, rejection in rejections.items() if rejection and rejection.id != "too new"]
         widest = _widest(of_systems or rejections, requirements.catalog)
-        found = min((each for each in rejections.values() if each), key=lambda each: (_is_of_python(each), each != rejections[widest]))
+        found = min((each for each in rejections.values() if each), key=lambda each: (each.id == "python", each != rejections[widest]))
         raise Conflict("torch", found.host, found.cause, _proposals(found.host, host_classes, requirements))
     best = min(fitting, key=lambda each: _cost(each, fitting[each], list(rejections), requirements.catalog))
     return _Selection(best, fitting, rejections, requirements.catalog)
@@ -203,11 +203,7 @@ def _releases(requirements: Requirements) -> list[str]:
 def _rejection(version: str, host_classes: HostClasses, pythons: Interpreters, requirements: Requirements) -> Rejected | None:
     """Why a release cannot be used, for the first host by name that it does not fit."""
     found = _all_rejections(version, host_classes, pythons, requirements)
-    return min(found, key=lambda each: (each.host, _is_of_python(each)), default=None)
-
-
-def _is_of_python(rejected: Rejected) -> bool:
-    return rejected.id == "python"
+    return min(found, key=lambda each: (each.host, each.id == "python"), default=None)
 
 
 def _all_rejections(version: str, host_classes: HostClasses, pythons: Interpreters, requirements: Requirements) -> list[Rejected]:
