@@ -158,13 +158,18 @@ class NcclWheels(Sourced):
             yield ("builds", package, wheel), f"{package} {wheel} is missing under code"
 
 
-class NcclTarball(Sourced):
+class Tarball(Sourced):
+    """What is built from sources. ``taken``: the parts of the build's result that are installed; everything if it is empty."""
+
     url: Url
-    sha256: dict[Version, Sha256]
     make: tuple[Word, ...]
-    taken: tuple[Word, ...]
+    taken: tuple[Word, ...] = ()
     job_mb: int
     packages: dict[Family, tuple[Word, ...]]
+
+
+class NcclTarball(Tarball):
+    sha256: dict[Version, Sha256]
 
 
 class Nccl(File, Sourced):
@@ -482,16 +487,9 @@ class OpenmpiSum(Model):
     value: Sha256
 
 
-class OpenmpiTarball(Sourced):
-    """``taken``: the parts of the build's result that are installed; everything if it is empty."""
-
-    taken: tuple[Word, ...] = ()
-    url: Url
+class OpenmpiTarball(Tarball):
     default: Version
     options: tuple[Word, ...]
-    make: tuple[Word, ...]
-    job_mb: int
-    packages: dict[Family, tuple[Word, ...]]
     sha256: dict[Version, OpenmpiSum]
 
 

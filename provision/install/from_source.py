@@ -14,7 +14,7 @@ from provision.base.downloads import Say
 from provision.base.errors import ProvisionError
 from provision.base.text import joined
 from provision.catalog import Catalog
-from provision.catalog.models import NcclTarball, OpenmpiTarball
+from provision.catalog.models import Tarball
 from provision.install import builds
 from provision.plan.model import HostPlan, Plan, SourceBuild
 
@@ -43,7 +43,7 @@ class Recipe:
     def name(self) -> str:
         return self.kind.name
 
-    def known(self, catalog: Catalog) -> NcclTarball | OpenmpiTarball:
+    def known(self, catalog: Catalog) -> Tarball:
         """The catalogue's entry."""
         return catalog.nccl().tarball if self.name == "nccl" else catalog.openmpi().tarball
 
