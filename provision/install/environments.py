@@ -7,7 +7,6 @@ CUDA, MPI, the engine) is never replaced: a project that needs another release o
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -35,7 +34,7 @@ from provision.base.versions import key, minor
 from provision.catalog import Catalog
 from provision.install import wheels
 from provision.install.installer import copy_modules
-from provision.plan.lock import python_version
+from provision.plan.lock import digest, python_version
 from provision.plan.model import COMPONENTS, HostPlan, Plan
 from provision.remote import host_locks, ssh
 from provision.remote.ansible import Play
@@ -356,16 +355,12 @@ def _kind(host: HostPlan) -> str:
     """What the packages for a host depend on: hosts of one kind get the same."""
     ours = {name: getattr(host, name) for name in COMPONENTS if name not in _OF_THE_SYSTEM}
     components = {name: component.version for name, component in ours.items() if component is not None}
-    return _digest([host.system, host.arch, host.prefix, components])
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+    return digest([host.system, host.arch, host.prefix, components])
 
 
 def _resolved(session: Session, plan: Plan, kinds: Mapping[str, str], project: Project, index_url: str | None) -> dict[str, list[Pin]]:
     """Kind → packages. What was resolved once is kept: the same file comes to the same packages until it changes."""
-    key = _digest([hashlib.sha256(project.content).hexdigest(), project.path.name, index_url, sorted(set(kinds.values()))])
+    key = digest([hashlib.sha256(project.content).hexdigest(), project.path.name, index_url, sorted(set(kinds.values()))])
     kept = home() / "environments" / f"{key}.json"
     try:
         return _Resolved.validate_json(kept.read_bytes())
@@ -480,7 +475,7 @@ def _wanted(session: Session, plan: Plan, project: Project, index_url: str | Non
     kinds = {name: _kind(host) for name, host in plan.hosts.items()}
     packages = _resolved(session, plan, kinds, project, index_url)
     pins = {kind: [pin.model_dump() for pin in found] for kind, found in packages.items()}
-    name = _digest(pins)
+    name = digest(pins)
     return _Wanted(project, kinds, pins, name, f"{next(iter(plan.hosts.values())).prefix}/{FOLDER}/{name}")
 
 

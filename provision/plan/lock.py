@@ -387,9 +387,9 @@ def environments(host: HostPlan) -> dict[str, str]:
     return found
 
 
-def digest(body: Mapping[str, object]) -> str:
-    """Of a section's components and environments."""
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+def digest(data: object) -> str:
+    """Of plain data, such as a section's components and environments."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _variants(name: ComponentName, plan: Plan, others: set[str], previous: Lock | None) -> list[LockedComponent]:
