@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from provision.base.terminal import Group, ProgressBar, RenderableType, Table, clipped, styled, wrapped
-from provision.base.text import about, clock, counted, folded, joined
+from provision.base.text import about, clock, counted, shortened
 from provision.remote.stage import Row, Series, Stage
 
 _STYLE = {"failed": "bold red", "unreachable": "bold red", "waiting": "yellow", "running": "cyan", "done": "green"}
@@ -52,7 +52,7 @@ class TrainingProgress(BaseModel):
 def stage_view(stage: Stage, now: float, width: int, height: int) -> RenderableType:
     """The table of a stage's hosts below its title."""
     rows = stage.rows(now)
-    remarks = [clipped(f"{_names(row.hosts, width // 2)}: {row.remark}", width, _LINES) for row in rows if row.remark][:_REMARKS]
+    remarks = [clipped(f"{shortened(row.hosts, width // 2)}: {row.remark}", width, _LINES) for row in rows if row.remark][:_REMARKS]
     table, others = _table(stage, rows, width, height - _KEPT - sum(len(wrapped(remark, width)) for remark in remarks))
     head = f"{stage.title}  {counted(len(stage.hosts), 'host')}  {clock(now - stage.began)}"
     parts: list[RenderableType] = [styled(clipped(head, width, 1), "bold"), table]
@@ -85,12 +85,6 @@ def _line(title: str, part: float, text: str, width: int) -> Table:
     return table
 
 
-def _names(hosts: Sequence[str], room: int) -> str:
-    """All of them where so many letters have room for that."""
-    text = folded(hosts)
-    return text if len(text) <= room else joined(hosts)
-
-
 def _table(stage: Stage, rows: Sequence[Row], width: int, height: int) -> tuple[Table, Sequence[Row]]:
     """The columns that the width has room for, of the rows that the height has room for; and the other rows."""
     count = len(stage.steps)
@@ -102,7 +96,7 @@ def _table(stage: Stage, rows: Sequence[Row], width: int, height: int) -> tuple[
         ("time", [styled(text, "dim") for text in times], max(map(len, times), default=0)),
     ]
     room = width - sum(size + _GAP for _, _, size in columns)
-    names = [_names(row.hosts, _LINES * room) for row in rows]
+    names = [shortened(row.hosts, _LINES * room) for row in rows]
     lines = accumulate(len(wrapped(name, room)) for name in names)
     shown = max(1, sum(line <= height for line in lines))
     bar = min(room - max(map(len, names), default=0) - _GAP, _BAR.stop - 1)
