@@ -233,7 +233,7 @@ class Lock:
         kept = (*requirements.kept, "nccl")
         file, sha256 = _supplied_file(self.components["nccl"]) if source in ("source", "local_repository") else (None, None)
         if source == "local_repository":
-            return replace(requirements, kept=kept, nccl_source="local", nccl_local=file, nccl_local_sha256=sha256)
+            return replace(requirements, kept=kept, nccl_source="local_repository", nccl_local=file, nccl_local_sha256=sha256)
         if source not in ("auto", "wheel", "repository", "source"):
             return requirements
         return replace(

@@ -83,7 +83,7 @@ def requirements_of(options: Options, engine: EngineSource) -> Requirements:
     sources = options.nccl_tarball
     nccl_source = options.nccl_source
     if nccl_source == "auto":  # a file implies its source
-        nccl_source = "local" if options.nccl_local else "source" if sources else "auto"
+        nccl_source = "local_repository" if options.nccl_local else "source" if sources else "auto"
     return Requirements(
         **{**choices, "nccl_source": nccl_source},
         wheels=tuple(sorted(path.name for path in options.wheels.glob("*.whl"))) if options.wheels else (),

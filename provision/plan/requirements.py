@@ -16,7 +16,7 @@ from provision.catalog import OURS, Catalog
 DEFAULT_PREFIX = "/opt/provision"
 HOME_PREFIX = "provision"  # in the login user's home, if root is unavailable
 
-NcclSource = Literal["auto", "wheel", "repository", "local", "source"]
+NcclSource = Literal["auto", "wheel", "repository", "local_repository", "source"]
 OpenMpiSource = Literal["auto", "wheel", "distribution", "source"]
 
 

@@ -23,7 +23,6 @@ _ABSENT = "it does not exist"
 
 NcclFrom = Literal["wheel", "repository", "local_repository", "source"]
 SOURCES: tuple[NcclFrom, ...] = ("wheel", "repository", "local_repository", "source")  # in the order of preference
-_SOURCE_OF_OPTION = {"local": "local_repository"}  # of `Requirements.nccl_source`; the others have the name of the source
 
 _LOCAL = re.compile(
     r"nccl-local-repo-(?P<system>[a-z]+\d+)-(?P<version>\d+\.\d+\.\d+)-cuda(?P<cuda>\d+\.\d+)_1\.0-1_(?P<arch>amd64|arm64)\.deb"
@@ -115,9 +114,8 @@ def rejection(build: Build, host_class: HostClass, requirements: Requirements) -
         return Rejected(build.name, f"known bad: {known_bad[0]}", id="known bad")
     if requirements.nccl_version is not None and not requested:
         return Rejected(build.name, f"--nccl {requirements.nccl_version} was requested", id="version")
-    source = requirements.nccl_source
-    if source != "auto" and build.source != _SOURCE_OF_OPTION.get(source, source):
-        return Rejected(build.name, f"--nccl {source} was requested", id="source")
+    if requirements.nccl_source not in ("auto", build.source):
+        return Rejected(build.name, f"--nccl {requirements.nccl_local or requirements.nccl_source} was requested", id="source")
     covered = requirements.catalog.nccl().known_bad_covers
     if key(build.version) > key(covered) and not requested:
         cause = f"newer than the list of known bad releases ({covered}); --nccl {build.version} takes it"

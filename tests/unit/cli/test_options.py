@@ -83,7 +83,7 @@ def test_a_local_repository_is_a_deb_and_sets_the_source(tmp_path: Path) -> None
     given.touch()
     made = parsed("--nccl", str(given))
     assert made.nccl_local == given
-    assert requirements_of(made, EngineSource(b"", "0.1.0", "0" * 64)).nccl_source == "local"
+    assert requirements_of(made, EngineSource(b"", "0.1.0", "0" * 64)).nccl_source == "local_repository"
     assert f"--nccl {given} and --nccl wheel exclude each other" in refused("--nccl", str(given), "--nccl", "wheel")
     assert "exclude each other" in refused("--nccl", "source", "--nccl", str(given))
     rpm = given.rename(tmp_path / "nccl-local-repo-rhel9-2.21.5-cuda12.4-1.0-1.x86_64.rpm")

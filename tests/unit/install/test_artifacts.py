@@ -259,7 +259,7 @@ def test_a_local_repository_package_is_carried_where_a_host_needs_it(tmp_path: P
     package = tmp_path / "nccl-local-repo-debian12-2.21.5-cuda12.4_1.0-1_amd64.deb"
     package.write_bytes(b"packages")
     requirements = Requirements(
-        torch=False, nccl_source="local", nccl_local=package.name, nccl_local_sha256=hashlib.sha256(b"packages").hexdigest()
+        torch=False, nccl_source="local_repository", nccl_local=package.name, nccl_local_sha256=hashlib.sha256(b"packages").hexdigest()
     )
     needed = planned(requirements, a=host("debian", "12", gpu=True))
     carried = artifacts.carry(needed, tmp_path / "one", UserFiles(nccl_local=package), OURS)

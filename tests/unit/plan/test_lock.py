@@ -109,7 +109,7 @@ def test_what_the_user_left_open_is_answered_by_the_lock(inventory: Inventory, w
         Requirements(openmpi="source", openmpi_tarball="openmpi-4.1.6.tar.gz", openmpi_tarball_sha256="6" * 64),
         Requirements(openmpi="source", openmpi_version="4.1.8"),
         Requirements(nccl_source="source", nccl_tarball="mine.tgz", nccl_tarball_version="2.21.5", nccl_tarball_sha256="7" * 64),
-        Requirements(nccl_source="local", nccl_local=LOCAL, nccl_local_sha256="8" * 64),
+        Requirements(nccl_source="local_repository", nccl_local=LOCAL, nccl_local_sha256="8" * 64),
     ],
 )
 def test_what_came_from_a_file_is_never_taken_from_elsewhere_later(inventory: Inventory, asked: Requirements) -> None:
@@ -220,7 +220,9 @@ def test_with_nothing_asked_the_next_plan_is_the_same(inventory: Inventory, aske
         Requirements(
             nccl_source="source", nccl_tarball="mine.tgz", nccl_tarball_version="2.17.1", nccl_tarball_sha256="7" * 64, allow_bad=True
         ),
-        Requirements(nccl_source="local", nccl_local=LOCAL.replace("2.18.3", "2.17.1"), nccl_local_sha256="8" * 64, allow_bad=True),
+        Requirements(
+            nccl_source="local_repository", nccl_local=LOCAL.replace("2.18.3", "2.17.1"), nccl_local_sha256="8" * 64, allow_bad=True
+        ),
         Requirements(openmpi="source", openmpi_tarball="openmpi-4.1.7.tar.gz", openmpi_tarball_sha256="6" * 64, allow_bad=True),
     ],
 )

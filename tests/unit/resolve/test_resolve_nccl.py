@@ -33,14 +33,14 @@ LOCAL = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
 
 
 def test_version_and_cuda_of_a_local_repository_package_come_from_its_name() -> None:
-    requirements = Requirements(nccl_source="local", nccl_local=LOCAL, nccl_local_sha256="1" * 64)
+    requirements = Requirements(nccl_source="local_repository", nccl_local=LOCAL, nccl_local_sha256="1" * 64)
     made = plan_for({"a": gpu("12.4"), "b": gpu("12.6", address="10.0.0.2")}, requirements).hosts["b"].nccl
     assert (made.source, made.package, made.version, made.cuda) == ("local_repository", LOCAL, "2.21.5", "12.4")
     assert (made.packages[0], made.sha256) == ("libnccl2=2.21.5-1+cuda12.4", "1" * 64)
 
 
 def test_a_local_repository_package_that_does_not_fit_names_the_host() -> None:
-    requirements = Requirements(nccl_source="local", nccl_local=LOCAL)
+    requirements = Requirements(nccl_source="local_repository", nccl_local=LOCAL)
     made = plan_for({"a": gpu("12.4"), "old": gpu("12.2", address="10.0.0.2")}, requirements)
     assert [conflict.host for conflict in made.conflicts] == ["old"]
     assert "newer than the driver's CUDA 12.2" in made.conflicts[0].what or "12.2" in made.conflicts[0].what
@@ -61,7 +61,7 @@ def local(version: str) -> str:
 
 
 def test_a_local_repository_package_of_a_known_bad_version_needs_allow_bad() -> None:
-    given = Requirements(nccl_source="local", nccl_local=local("2.17.1"))
+    given = Requirements(nccl_source="local_repository", nccl_local=local("2.17.1"))
     (refused,) = plan_for({"a": gpu("12.0")}, given).conflicts
     assert "2.17.1 for CUDA 12.0: known bad: hang in alltoallv" in refused.what
     assert remedies(refused) == (
@@ -73,7 +73,7 @@ def test_a_local_repository_package_of_a_known_bad_version_needs_allow_bad() -> 
 
 
 def test_a_local_repository_package_may_be_newer_than_the_list_of_bad_releases() -> None:
-    made = plan_for({"a": gpu("12.0")}, Requirements(nccl_source="local", nccl_local=local("2.99.1")))
+    made = plan_for({"a": gpu("12.0")}, Requirements(nccl_source="local_repository", nccl_local=local("2.99.1")))
     assert made.hosts["a"].nccl.version == "2.99.1"
 
 
