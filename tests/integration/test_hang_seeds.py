@@ -319,7 +319,8 @@ def healthy(seed: Seed, place: Place, number: int) -> Row:
     try:
         with started(seed, place, number) as (job, _line):
             job.ready()
-            assert not seed.is_under_mpi or job.wait(lambda: re.search(r"ready|step|rank", job.said), READY_S), f"not ready: {job.said[-1500:]}"
+            is_there = not seed.is_under_mpi or job.wait(lambda: re.search("ready|step|rank", job.said), READY_S)
+            assert is_there, f"not ready: {job.said[-1500:]}"
             end, alarms = time.monotonic() + (OTHER_AUTHOR_S if seed.file else HEALTHY_S), []
             while seed.is_under_mpi and time.monotonic() < end and job.process.poll() is None and not alarms:
                 time.sleep(5)
