@@ -9,6 +9,6 @@
 from __future__ import annotations
 
 from provision.inventory.loading import by_name, is_meant_as_file, listed, load
-from provision.inventory.model import Host, Inventory, InventoryError
+from provision.inventory.model import ENCRYPTED, Host, Inventory, InventoryError
 
-__all__ = ["Host", "Inventory", "InventoryError", "by_name", "is_meant_as_file", "listed", "load"]
+__all__ = ["ENCRYPTED", "Host", "Inventory", "InventoryError", "by_name", "is_meant_as_file", "listed", "load"]

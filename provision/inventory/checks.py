@@ -51,6 +51,8 @@ VARIABLES_READ = (
     *_TEXTS,
     "provision_prefix",
     "ansible_private_key_file",
+    "ansible_python_interpreter",
+    "ansible_ssh_executable",
     "ansible_ssh_private_key_file",
     "ansible_ssh_args",
     "ansible_ssh_common_args",

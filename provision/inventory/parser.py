@@ -94,7 +94,7 @@ def _ssh_arguments() -> dict[str, str]:
         return {}  # loading the plugin takes 0.2 s
     connection_loader.get("ssh", class_only=True)  # which makes its options known
     found = {}
-    for option in ("ssh_args", "ssh_common_args", "ssh_extra_args"):
+    for option in ("ssh_args", "ssh_common_args", "ssh_extra_args", "ssh_executable"):
         value, origin = constants.config.get_config_value_and_origin(option, plugin_type="connection", plugin_name="ssh")
         if origin != "default" and value:
             found[f"ansible_{option}"] = str(value)
@@ -188,7 +188,7 @@ def _host(host: Any, everything: dict[str, Any], loader: Any, fallback: Host, un
     def password(*names: str) -> str | None:
         given = [everything[each] for each in names if plain(everything.get(each)) not in (None, "")]
         try:
-            return str(Templar(loader=loader, variables=everything).template(given[0])) if given else None
+            return str(Templar(loader=loader, variables=everything).template(given[-1])) if given else None
         except Exception:  # noqa: BLE001 - as above, and of what cannot be decrypted
             return ENCRYPTED
 

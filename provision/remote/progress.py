@@ -151,17 +151,18 @@ class Progress:
         if not quiet and self._is_shown(event):
             self.line(text, _STYLE.get(event.kind))
 
-    def waiting(self, hosts: Iterable[str] = ()) -> None:
-        """Say which hosts are waited for where nothing has happened for long: those of the stage that are at work, else ``hosts``. To be
-        called again and again."""
-        now = time.monotonic()
-        if now < self._speaks:
+    def waiting(self, hosts: Iterable[str] = (), since: float = 0.0) -> None:
+        """Say which hosts are waited for where nothing has happened for long: those of the stage that are at work, else ``hosts``, of which
+        something was asked at ``since``. To be called again and again."""
+        now, heard = time.monotonic(), max(self._heard, since)
+        if now < max(self._speaks, since + _WAITS_S):
             return
         of_stage = self._stage.hosts.values() if self._stage is not None else ()
-        if running := {host.name: host.remark for host in of_stage if host.state == "running"} or dict.fromkeys(hosts, ""):
-            what = ", ".join(filter(None, (self._task, next(iter(running.values())))))
-            self.line(f"waiting for {joined(list(running))}{': ' * bool(what)}{what} ({duration(int(now - self._heard))})")
-            self._speaks = now + max(_WAITS_S, now - self._heard)
+        running = {host.name: host.remark for host in of_stage if host.state == "running"}
+        what = ", ".join(filter(None, (self._task, next(iter(running.values()))))) if running else ""
+        if names := list(running or hosts):
+            self.line(f"waiting for {joined(names)}{': ' * bool(what)}{what} ({duration(int(now - heard))})")
+            self._speaks = now + max(_WAITS_S, now - heard)
 
     def _close_step(self, event: Event, now: float) -> None:
         """Show that the step of an event's host is over, if it changed something and the event is of another one."""
@@ -258,9 +259,9 @@ class LiveProgress(Progress):
     def _over(self, host: str, step: str, seconds: float) -> None:
         """The table shows it."""
 
-    def waiting(self, hosts: Iterable[str] = ()) -> None:
+    def waiting(self, hosts: Iterable[str] = (), since: float = 0.0) -> None:
         if self._stage is None or not self._stage.hosts:  # else the table shows it
-            super().waiting(hosts)
+            super().waiting(hosts, since)
 
     def _is_shown(self, event: Event) -> bool:
         return event.kind == "tolerated" or bool(event.report)  # the table has what failed or waits

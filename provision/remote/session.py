@@ -266,6 +266,7 @@ class Session:
 
     def abort(self) -> None:
         """End every process of the run, here and on the hosts, and raise Interrupted."""
+        self.progress.close()
         self.progress.line("interrupted: ending all processes of this run, here and on the hosts …", "bold")
         raise Interrupted(f"interrupted; nothing of this run is left running{self._sweep()}", hint=self._how_to_go_on())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import selectors
 import shlex
 import signal
@@ -22,7 +23,7 @@ from queue import Empty, SimpleQueue
 from typing import IO, Protocol, cast
 
 from provision.base import signals
-from provision.inventory import Host, Inventory
+from provision.inventory import ENCRYPTED, Host, Inventory
 from provision.remote.ansible import Event, Kind
 from provision.remote.session import Session
 
@@ -33,7 +34,11 @@ ANSWER = "===PROVISION-ANSWER==="
 UNREACHABLE = 255
 #: A ssh master that outlives the command would hold its output open, one that is there already could be stopped or cut off.
 OWN_CONNECTION = ("-o", "ControlMaster=no", "-o", "ControlPath=none")
-PARALLEL = 256  # hosts on which a command is started at the same time
+PARALLEL = 256  # hosts on which a command runs at the same time
+_STARTS, _START_S = 64, 2.0  # logins that begin within so many seconds: a jump host refuses more
+_FILES = 8  # that each may need here
+#: What sshpass, which prints nothing itself, means by its exit code.
+_SSHPASS = {5: "Permission denied", 6: "Host key verification failed"}
 _POLL_S = 0.2  # how soon an interrupt is noticed
 _CONNECT_S = 10  # until a host that does not answer is given up
 _LONGEST_LINE = 1 << 20  # bytes; longer ones come in parts
@@ -103,13 +108,16 @@ def run(
         Interrupted: after Ctrl-C, when everything has been ended.
     """
 
-    def answered(name: str, answer: Answer) -> None:
+    def show(kind: Kind, name: str, **result: str) -> None:
         if task:
-            kind: Kind = "unreachable" if answer.code == UNREACHABLE else "failed" if answer.code != 0 else "ok"
-            session.take(Event(kind, name, "", task, {"msg": answer.error} if answer.code != 0 else {}), session.step, quiet=True)
+            session.take(Event(kind, name, "", task, result), session.step, quiet=True)
+
+    def answered(name: str, answer: Answer) -> None:
+        kind: Kind = "unreachable" if answer.code == UNREACHABLE else "failed"
+        show(kind, name, msg=answer.error) if answer.code != 0 else show("ok", name)
 
     for name in scripts:
-        session.take(Event("started", name, "", task), session.step, quiet=True)
+        show("started", name)
     with signals.as_event() as interrupted:
         answers = _run(session, scripts, stdin, timeout, interrupted, answered, session.progress.waiting)
     if interrupted.is_set():
@@ -138,7 +146,7 @@ def look(
 
 def as_root(session: Session, name: str, script: str, feed: Feed) -> tuple[str, Feed]:
     """(a script that runs ``script`` as root, by sudo where the login is another user; its input: that of ``script``, behind a password)"""
-    password = session.inventory.host(name).sudo_password or session.passwords.get("become")
+    password = secret(session.inventory.host(name).sudo_password, session.passwords.get("become"))
     # sudo asks for none where it does not need to, and a process that it starts does not have our environment.
     inner = shlex.quote(f'while read -r line && [ "$line" != "{_MARK}" ]; do :; done; {script}')
     sudo = f"sudo {'-S' if password else '-n'} -p '' env PROVISION_RUN_ID=\"$PROVISION_RUN_ID\""
@@ -186,7 +194,7 @@ def login(host: Host, command: str, password: str | None = None) -> tuple[list[s
     """
     if host.connection == "local":
         return ["sh", "-c", command], {}
-    argv, known = _connection(host), password or host.password
+    argv, known = _connection(host), secret(host.password, password)
     argv[1:1] = ["-o", f"ConnectTimeout={_CONNECT_S}", *OWN_CONNECTION, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
     if known:
         return ["sshpass", "-e", *argv, host.address, command], {"SSHPASS": known}
@@ -200,9 +208,14 @@ def terminal(host: Host, command: str, password: str | None = None, *, is_sessio
     """
     if host.connection == "local":
         return ["sh", "-c", command], {}
-    argv, known = _connection(host), password or host.password
+    argv, known = _connection(host), secret(host.password, password)
     argv += ["-t"] if os.isatty(0) and (is_session or os.isatty(1)) else []
     return (["sshpass", "-e"] if known else []) + [*argv, host.address, command], {"SSHPASS": known} if known else {}
+
+
+def secret(of_host: str | None, typed: str | None) -> str | None:
+    """A password: the inventory's before the typed one, as Ansible has it."""
+    return of_host if of_host and of_host != ENCRYPTED else typed
 
 
 def _connection(host: Host) -> list[str]:
@@ -227,9 +240,15 @@ def _run(
     timeout: float | Mapping[str, float],
     interrupted: threading.Event,
     answered: Callable[[str, Answer], object] = lambda *_: None,
-    waiting: Callable[[Iterable[str]], object] = lambda _: None,
+    waiting: Callable[[Iterable[str], float], object] = lambda *_: None,
 ) -> dict[str, Answer]:
+    starts = threading.BoundedSemaphore(_STARTS)
+
     def run_on(name: str) -> Answer:
+        starts.acquire()
+        later = threading.Timer(_START_S, starts.release)
+        later.daemon = True
+        later.start()
         content = stdin.get(name, b"") if isinstance(stdin, Mapping) else stdin
         began = time.monotonic()
         deadline = began + (timeout[name] if isinstance(timeout, Mapping) else timeout)
@@ -272,6 +291,8 @@ def _run(
         with process:
             _attend(process, feed, take, stopping)
         out, err = (text.decode(errors="replace") for text in printed.values())
+        if not out and not err and cast(list[str], process.args)[0] == "sshpass" and process.returncode in _SSHPASS:
+            return Answer(UNREACHABLE, "", _SSHPASS[process.returncode])
         if failures:
             return Answer(process.returncode or 1, out, f"its input could not be read: {failures[0]}")
         if is_endless():
@@ -279,7 +300,8 @@ def _run(
         return Answer(None if was_late else process.returncode, out, err)
 
     done, answers = SimpleQueue[Future[Answer]](), dict[str, Answer]()
-    with ThreadPoolExecutor(min(len(scripts), PARALLEL) or 1) as pool:
+    began = time.monotonic()
+    with ThreadPoolExecutor(min(len(scripts), _at_once()) or 1) as pool:
         names = {pool.submit(run_on, name): name for name in scripts}
         for each in names:
             each.add_done_callback(done.put)
@@ -288,8 +310,17 @@ def _run(
                 each = done.get(timeout=_POLL_S)
                 answers[names[each]] = each.result()
                 answered(names[each], each.result())
-            waiting(name for name in scripts if name not in answers)
+            waiting((name for name in scripts if name not in answers), began)
     return {name: answers[name] for name in scripts}
+
+
+def _at_once() -> int:
+    """On how many hosts a command may run at the same time: each needs open files, of which the limit is raised as far as it may be."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= limit < (wanted := PARALLEL * _FILES + 256):
+        limit = wanted if most < 0 else min(most, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    return PARALLEL if limit < 0 else max(1, min(PARALLEL, (limit - 100) // _FILES))
 
 
 def _start(session: Caller, name: str, command: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[bytes]:

@@ -82,7 +82,7 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
     """
     hosts = session.inventory.hosts
     prompted = session.passwords.get("become")
-    passwords = {host.name: word for host in hosts if (word := host.sudo_password or prompted)}
+    passwords = {host.name: word for host in hosts if (word := ssh.secret(host.sudo_password, prompted))}
     session.progress.stage("Survey", [host.name for host in hosts])
     scripts = {host.name: script_on(host, session.catalog, with_password=host.name in passwords) for host in hosts}
     answers = ssh.run(session, scripts, timeout=ANSWER_S, task="Collect facts")
@@ -236,10 +236,10 @@ def script_on(host: Host, catalog: Catalog, *, with_password: bool, **options: o
     options = {"prefix": host.prefix or "", "root": root, "managed_libc": catalog.os().others.managed_libc, **options}
     named = str(host.variables.get("ansible_python_interpreter", ""))
     python = shlex.quote(host.python or (named if named.startswith("/") else "python3"))
-    without = shlex.quote(f'{BEGIN}\n{{"missing_python": true}}\n{END}\n')
+    without = shlex.join([BEGIN, '{"missing_python": true}', END])
     inline = resources.inline_command("survey", interpreter='"$python"')
     settings = f"PROVISION_SURVEY_OPTIONS={shlex.quote(json.dumps(options))}"
-    return f"cd; python=$(command -v {python}) || {{ printf %s {without}; exit {NO_PYTHON}; }}; {settings} {inline}"
+    return f"cd; python=$(command -v {python}) || {{ printf '%s\\n' {without}; exit {NO_PYTHON}; }}; {settings} {inline}"
 
 
 def _gpus(found: Facts) -> str:

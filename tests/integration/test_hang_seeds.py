@@ -327,7 +327,7 @@ def healthy(seed: Seed, place: Place, number: int) -> Row:
                 time.sleep(5)
                 verdict, _seconds = job.examined() if job.process.poll() is None else ({"state": "moves"}, 0.0)
                 moved = moved if verdict["state"] == "stalled" else time.monotonic()
-                alarms += [verdict["said"]] if time.monotonic() - moved > HEALTHY_AFTER_S else []
+                alarms += [verdict["said"]] if time.monotonic() - moved > (HEALTHY_AFTER_S if seed.file else 0) else []
             job.wait(lambda: "provision: " in job.said, max(0.0, end - time.monotonic()))
             alarms += [line for _at, line in job.lines if "provision: " in line]
             row.said = " | ".join(alarms) or job.said[-400:]

@@ -331,23 +331,25 @@ def grouped(places: Iterable[Place]) -> list[list[Place]]:
     return list(groups.values())
 
 
-def says(group: Sequence[Place]) -> str:
-    """``rank 5 on node3 waits in open of /data/x at train.py:88``, of ranks that stand at the same place."""
+def says(group: Sequence[Place], *, calls: bool = False) -> str:
+    """``rank 5 on node3 waits in open of /data/x at train.py:88``, of ranks that stand at the same place.
+
+    ``calls``: also which line has called that, as where it is in another file: a helper's line alone says little.
+    """
     hosts = sorted({place.host for place in group})
     doing, many = group[0].doing, {"waits": "wait", "is": "are", "sleeps": "sleep"}
     doing = doing if len(group) == 1 else re.sub(r"^\w+", lambda verb: many.get(verb[0], verb[0]), doing)
     on = f" on {folded(hosts)}" if len(hosts) <= 4 else ""
-    line, caller = group[0].line, group[0].caller
-    is_helper = caller and caller.partition(":")[0] != line.partition(":")[0]  # of another file: its line alone says little
-    called = f", called at {caller}" if is_helper else ""
+    line, callers = group[0].line, {place.caller for place in group}
+    is_named = len(callers) == 1 and (caller := group[0].caller) and (calls or caller.partition(":")[0] != line.partition(":")[0])
+    called = f", called at {group[0].caller}" if is_named else ""
     return f"{_ranks([place.rank for place in group])}{on} {doing}" + (f" at {line}{called}" if line else "")
 
 
 def _says_of_callers(places: Sequence[Place]) -> str:
     """The same, by the lines that have called the one at which the ranks wait."""
     callers = sorted({place.caller for place in places})[:4]
-    said = [(says([place for place in places if place.caller == caller]), caller) for caller in callers]
-    return "; ".join(f"{each}, called at {caller}" if caller and "called at" not in each else each for each, caller in said)
+    return "; ".join(says([place for place in places if place.caller == caller], calls=True) for caller in callers)
 
 
 def _said(places: Sequence[Place]) -> str:

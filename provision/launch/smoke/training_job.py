@@ -16,7 +16,7 @@ from provision.base import paths, resources
 from provision.base.documents import Document
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
-from provision.base.text import counted
+from provision.base.text import counted, joined
 from provision.catalog import Catalog
 from provision.inventory import Inventory
 from provision.launch import jobs, launchers, placement, rank_output
@@ -25,10 +25,10 @@ from provision.launch.smoke import evaluation, mnist
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
 from provision.remote import ssh
+from provision.remote.ansible import TASK_S
 from provision.remote.session import Session
 from provision.remote.stage_view import TrainingProgress
 
-_COPY_S = 600.0
 _CHECK = ("-m", "collective_core.check", "--report", "{job}/report.json")
 
 
@@ -161,10 +161,10 @@ def copy_files(session: Session, plan: Plan, files: Mapping[Path, str], what: st
         unpack = f"umask 022 && tar -x -f - --no-same-owner -C {shlex.quote(host.prefix)}"
         scripts[name], stdin[name] = ssh.as_root(session, name, unpack, feed) if host.root else (unpack, feed)
     session.progress.stage(f"Copy {what}", list(plan.hosts))
-    answers = ssh.run(session, scripts, stdin=stdin, timeout=_COPY_S, task="Copy and unpack the job's files")
-    for name, answer in answers.items():
-        if answer.code != 0:
-            raise ProvisionError(answer.error, where=f"{name}, copying {what}")
+    answers = ssh.run(session, scripts, stdin=stdin, timeout=TASK_S, task="Copy and unpack the job's files")
+    failed = {name: answer.error for name, answer in answers.items() if answer.code != 0}
+    if failed:
+        raise ProvisionError("; ".join(dict.fromkeys(failed.values())), where=f"{joined(list(failed))}, copying {what}")
 
 
 def _pack(archive: Path, files: Mapping[Path, str]) -> Path:

@@ -133,7 +133,7 @@ class Observer:
         installed = self._check(host).installed
         sections, timeout = ([*_NOW, *_CHECK], _SECTION_S[0]) if is_due else (_NOW, _SECTION_S[1])
         prefix = host.prefix or (installed.prefix if installed else None)  # known without asking sudo
-        with_password = bool(host.sudo_password or self._visitor.passwords.get("become"))
+        with_password = bool(ssh.secret(host.sudo_password, self._visitor.passwords.get("become")))
         more = {"timeout": timeout, "sections": sections, **({"prefix": prefix} if prefix else {})}
         return collect.script_on(host, self._catalog, with_password=with_password, **more)
 

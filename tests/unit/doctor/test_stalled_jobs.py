@@ -489,6 +489,10 @@ def test_a_helper_is_named_with_the_line_that_has_called_it() -> None:
     lines = [{"name": "read", "file": "/x/helper.py", "line": 9}, {"name": "train", "file": "/x/train.py", "line": 40}]
     first_thread(data[1])["frames"] = lines
     assert "at helper.py:9, called at train.py:40; the other 2 ranks wait for it" in judged(data).said
+    for number in (0, 1):  # from two lines: neither speaks for both
+        first_thread(data[number])["frames"] = [lines[0], {**lines[1], "line": 40 + number}]
+        first_thread(data[number]).update({key: first_thread(data[1])[key] for key in ("call", "target", "state")})
+    assert "called at" not in judged(data).said
 
 
 def test_ranks_in_operations_of_different_groups_are_told_apart_by_their_callers() -> None:

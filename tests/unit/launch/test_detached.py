@@ -34,7 +34,7 @@ HERE = Host(name="here", address="localhost", connection="local")
 def session() -> Any:
     """One on this machine, of a run of its own."""
     inventory = SimpleNamespace(host=lambda _name: HERE, hosts=[HERE], argument="localhost")
-    progress = SimpleNamespace(stage=lambda _title: None, line=lambda *_: None, waiting=lambda _: None)
+    progress = SimpleNamespace(stage=lambda _title: None, line=lambda *_: None, waiting=lambda *_: None)
     run_id = new_run_id(time.time())
     return SimpleNamespace(run_id=run_id, passwords={}, inventory=inventory, progress=progress, step="", take=lambda *_, **__: None)
 

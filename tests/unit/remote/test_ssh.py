@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 import signal
 import sys
@@ -15,7 +16,7 @@ import pytest
 from provision import inventory
 from provision.base.errors import ProvisionError
 from provision.catalog import OURS
-from provision.inventory import Host
+from provision.inventory import ENCRYPTED, Host
 from provision.remote import progress, ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
@@ -57,6 +58,34 @@ def test_a_script_as_root_gets_its_input_behind_the_password_that_sudo_may_want(
     assert answer.err.startswith("-S -p " if given else "-n -p ")
     assert answer.err.endswith("se'cret\n") == asks
     assert "se'cret" not in script
+
+
+def test_the_password_of_the_inventory_is_typed_and_a_silent_sshpass_explained(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sshpass").write_text(f"#!/bin/sh\necho $SSHPASS >> {tmp_path}/typed\nexit 6\n")
+    (tmp_path / "sshpass").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    hosts = (Host("a", "10.0.0.9", password="its own"), Host("b", "10.0.0.8"), Host("c", "10.0.0.7", password=ENCRYPTED))  # noqa: S106
+    session.inventory, session.passwords = replace(session.inventory, hosts=hosts), {"connection": "typed"}
+    for host in hosts:
+        answer = ssh.run(session, {host.name: ":"})[host.name]
+        assert (answer.code, answer.err) == (ssh.UNREACHABLE, "Host key verification failed")
+    assert (tmp_path / "typed").read_text().splitlines()[::2] == ["its own", "typed", "typed"]
+
+
+def test_many_hosts_share_the_files_that_may_be_open(session: Session) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+        assert ssh._at_once() == ssh.PARALLEL
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_cleanup_is_not_waited_for_before_it_takes_long(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    ssh.run_cleanup(session, {"a": "sleep 0.5"})
+    assert "waiting for" not in capsys.readouterr().err
 
 
 def test_a_connection_that_is_lost_is_made_once_more(session: Session, tmp_path: Path) -> None:
