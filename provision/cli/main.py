@@ -29,7 +29,7 @@ _GROUPS = {
     "Begin": ("init", "up", "survey", "plan", "run", "sandbox"),
     "Look": ("status", "doctor", "certify", "bench", "runs", "ssh"),
     _JOBS: ("jobs", "logs", "cancel", "fetch"),
-    "More": ("smoke", "image", "export", "bundle", "remove", "catalog", "schema"),
+    "More": ("push", "smoke", "image", "export", "bundle", "remove", "catalog", "schema"),
 }
 _GROUP_OF = {name: title for title, names in _GROUPS.items() for name in names}
 

@@ -23,6 +23,7 @@ import sys
 import tempfile
 
 from .abandoned import remove_abandoned
+from .pieces import digest_of, digests_of
 from .trust import distrust, invalid_name
 
 BEGIN = "===PROVISION-REMOVED-BEGIN==="
@@ -44,6 +45,18 @@ class Removal:
             raise RuntimeError("nothing is removed, because another user could have written it: %s" % why)
         with open(record_path) as file:
             self.record = json.load(file)
+        # What `provision push` has copied to the login's home has records of its own there.
+        self.pushed = glob.glob(os.path.join(glob.escape(os.path.dirname(record_path)), "provision-data/.records/*.json"))
+        why = distrust(*self.pushed)
+        if why:
+            self.leave(os.path.dirname(self.pushed[0]), "another user could have written it: %s" % why)
+            self.pushed = []
+        for path in self.pushed:
+            with open(path) as file:
+                pushed = json.load(file)
+            self.record["files"].update(pushed["files"])
+            self.record["claimed"] += pushed["claimed"]
+            self.gone.add(path)
         if invalid_name(self.record) is not None:
             raise RuntimeError("nothing is removed, because the record names %r" % invalid_name(self.record))
 
@@ -69,6 +82,9 @@ class Removal:
         linker = False
         for entry in self.record["files"].values():
             path, marker = entry["path"], entry["marker"]
+            if "piece" in entry:
+                self.remove_pushed(path, entry)
+                continue
             try:
                 with open(path, "rb") as file:
                     content = file.read()
@@ -105,6 +121,18 @@ class Removal:
                 rewrite(path, rest)
         if linker and not self.dry_run:
             self.call(["ldconfig"])
+
+    def remove_pushed(self, path, entry):
+        """Remove a file that `provision push` has copied, which may be large."""
+        if not os.path.lexists(path):
+            return
+        if os.path.islink(path) or digest_of(digests_of(path, entry["piece"])) not in entry["sha256"]:
+            self.leave(path, "it was changed since provision wrote it")
+            return
+        self.removed.append(path)
+        self.gone.add(path)
+        if not self.dry_run:
+            os.unlink(path)
 
     def owner(self, path):
         """The package that a file belongs to, or an empty string."""
@@ -143,12 +171,13 @@ class Removal:
                 self.leave(path, "it belongs to package %s now" % self.owner(path))
                 continue
             is_folder = os.path.isdir(path) and not os.path.islink(path)
+            is_draft = is_folder and os.path.basename(path).startswith(".provision-push-")  # of a push that has not ended
             try:
                 if self.dry_run:
-                    if is_folder and not all(os.path.join(path, name) in self.gone for name in os.listdir(path)):
+                    if is_folder and not is_draft and not all(os.path.join(path, name) in self.gone for name in os.listdir(path)):
                         continue  # what is in it may still go with a package
                 elif is_folder:
-                    os.rmdir(path)
+                    shutil.rmtree(path) if is_draft else os.rmdir(path)
                 else:
                     os.unlink(path)
                 self.removed.append(path)
@@ -284,8 +313,8 @@ class Removal:
         self.remove_packages()
         self.remove_files()
         self.remove_prefix_contents()
-        if not self.dry_run:
-            os.unlink(self.record_path)
+        for path in [self.record_path] + self.pushed if not self.dry_run else ():
+            os.unlink(path)
         self.remove_claimed()
         # `provision run` copies programs next to the record of the login's home.
         if not self.prefix and os.path.isdir(os.path.join(os.path.dirname(self.record_path), "provision-run")):

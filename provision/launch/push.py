@@ -1,0 +1,280 @@
+"""Copies data to hosts once: each takes it from the one before it over the cluster's own ssh, the first from here, in pieces.
+
+What a host takes is compared with a manifest whose digest comes from here (`hostside/relay.py`), so no host has to trust another. From whom
+each takes pieces is decided here: where that one is lost, or nothing comes from it, from the one before it, at last from here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import queue
+import shlex
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Annotated
+
+from pydantic import BaseModel, Field, ValidationError
+
+from provision.base import resources, signals
+from provision.base.errors import Interrupted, ProvisionError, UsageError
+from provision.base.text import counted, size
+from provision.inventory import Host
+from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
+from provision.remote import ssh
+from provision.remote.session import Session
+
+PIECE = 1 << 20  # bytes: a host hands on whole pieces, so a chain of 16 is 15 of them behind
+STALL_S = 30.0  # without a sign of a host
+FOLDER = "~/provision-data"
+_MANIFEST = -1  # its number as a piece
+_TICK_S = 0.2
+_Count = Annotated[int, Field(ge=0, lt=1 << 60)]
+
+
+class _Message(BaseModel):
+    """What a host says (`hostside/relay.py`)."""
+
+    want: Annotated[int, Field(ge=_MANIFEST, lt=1 << 40)] | None = None
+    have: _Count | None = None
+    read: _Count = 0
+    lost: str | None = None
+    why: str = ""
+    done: _Count | None = None
+    error: str | None = None
+
+
+@dataclass(eq=False)
+class Target:
+    """A host to which data is copied.
+
+    Attributes:
+        source: from which it takes pieces; None: from here.
+        have: bytes that are there.
+        came: bytes that had to come; None before all are there.
+        failed: why it does not get them.
+        sign: what grows while it goes on; grew: when it last did; moved: whether it has got another source since.
+        served: pieces that it has got from here.
+        orders: what is to be told to it: from whom to take pieces, pieces, or None at the end.
+    """
+
+    host: Host
+    source: Target | None
+    have: int = 0
+    came: int | None = None
+    failed: str = ""
+    sign: int = 0
+    grew: float = 0.0
+    moved: bool = False
+    served: int = 0
+    orders: queue.SimpleQueue[Mapping[str, str] | int | None] = field(default_factory=queue.SimpleQueue)
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.failed) or self.came is not None
+
+
+class Data:
+    """What is pushed: a file or folder. ``left_out``: what is not, and why."""
+
+    def __init__(self, source: Path, name: str) -> None:
+        """Read all of it once. Raises UsageError where it cannot be read, or there is no file in it."""
+        self.left_out: list[str] = []
+        self._pieces: list[tuple[Path, int, str]] = []
+        # Files of a snapshot in Hugging Face's cache are links to its folder `blobs`.
+        self._root = source.resolve().parents[1] if source.resolve().parent.name == "snapshots" else source.resolve()
+        files: list[tuple[str, bool, int, str]] = []
+        self.bytes = 0
+        try:
+            for path, place in self._walk(source.resolve(), name):
+                found = []
+                with path.open("rb") as file:
+                    for at, part in enumerate(iter(lambda: file.read(PIECE), b"")):
+                        found.append(hashlib.sha256(part).hexdigest())
+                        self._pieces.append((path, at * PIECE, found[-1]))
+                    files.append((place, os.access(path, os.X_OK), file.tell(), "".join(found)))
+                    self.bytes += file.tell()
+        except OSError as error:
+            raise UsageError(f"it cannot be read: {error.strerror}", where=str(error.filename or source)) from error
+        if not files:
+            raise UsageError("there is no file in it", where=str(source), hint="; ".join(self.left_out) or None)
+        self.manifest = zlib.compress(json.dumps({"piece": PIECE, "files": files}).encode())
+        self.digest, self.files, self.pieces = hashlib.sha256(self.manifest).hexdigest(), len(files), len(self._pieces)
+
+    def _walk(self, path: Path, name: str) -> Iterator[tuple[Path, str]]:
+        target = Path(os.path.realpath(path))
+        if path.is_symlink() and (target.is_dir() or not target.is_relative_to(self._root)):
+            self.left_out.append(f"not pushed: {path} is a link to {target}; push that, or a copy with it: cp -rL")
+        elif path.is_dir():
+            for each in sorted(path.iterdir()):
+                yield from self._walk(each, f"{name}/{each.name}")
+        elif path.is_file():
+            yield path, name
+        else:
+            self.left_out.append(f"not pushed: {path} is not a regular file")
+
+    def read(self, piece: int) -> bytes:
+        """A piece, or the manifest. Raises ProvisionError where it has changed."""
+        if piece == _MANIFEST:
+            return self.manifest
+        path, offset, digest = self._pieces[piece]
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                if hashlib.sha256(data := file.read(PIECE)).hexdigest() == digest:
+                    return data
+        except OSError as error:
+            raise ProvisionError(f"it cannot be read any more: {error.strerror}", where=str(path)) from error
+        raise ProvisionError("it has changed while it was pushed", where=str(path), hint="push it again")
+
+
+class Push:
+    """One push to the hosts of a session. ``targets``: in the order in which data goes through them."""
+
+    def __init__(self, session: Session, data: Data, dest: str, rate: float) -> None:
+        """``rate``: bytes a second that each host, and this machine, sends at most; 0 for no limit."""
+        self._session, self._data, self._dest, self._rate = session, data, dest, rate
+        self.targets: list[Target] = []
+        for host in session.inventory.hosts:
+            self.targets.append(Target(host, self.targets[-1] if self.targets else None))
+        self._lock, self._sending, self._ready = threading.RLock(), threading.Lock(), 0.0
+        self._broken: Exception | None = None
+
+    def run(self) -> None:
+        """Copy it. Raises Interrupted after Ctrl-C, ProvisionError where the source has changed; hosts that fail say so in `targets`."""
+        progress, names = self._session.progress, [each.host.name for each in self.targets]
+        progress.stage(f"Push {counted(self._data.files, 'file')}, {size(self._data.bytes)}", names)
+        for line in self._data.left_out:
+            progress.line(line)
+        with signals.as_event() as interrupted, ThreadPoolExecutor(len(self.targets)) as pool:
+
+            def stops() -> bool:
+                return interrupted.is_set() or self._broken is not None
+
+            for target in self.targets:
+                self._give(target, target.source)
+            runs = [pool.submit(self._attend, target, stops) for target in self.targets]
+            while wait(runs, _TICK_S).not_done:
+                with self._lock:
+                    left = self._judge(time.monotonic())
+                for target in self.targets if not left else ():
+                    target.orders.put(None)
+                if left:
+                    last = min(left, key=lambda each: each.have)
+                    done, of = last.have // 1_000_000, self._data.bytes // 1_000_000
+                    progress.copying(f"{last.host.name}: {done:,} of {of:,} MB ({len(left)} of {counted(len(names), 'host')} to go)")
+        if failed := names if stops() else [each.host.name for each in self.targets if each.failed]:
+            ssh.run_cleanup(self._session, dict.fromkeys(failed, resources.inline_command("guard.py", self._session.run_id)))
+        for each in runs:
+            each.result()
+        if self._broken is not None:
+            raise self._broken
+        if interrupted.is_set():
+            raise Interrupted("interrupted; nothing of it is left running", hint="the same command goes on where it stopped")
+
+    def _attend(self, target: Target, stops: Callable[[], bool]) -> None:
+        """Have a host take it, until all hosts have it."""
+        said = ""
+        order = {"digest": self._data.digest, "size": len(self._data.manifest), "dest": self._dest, "run": self._session.run_id}
+
+        def feed(pipe: IO[bytes]) -> None:
+            pipe.write(json.dumps(order).encode() + b"\n")
+            while (item := target.orders.get()) is not None:
+                pipe.write(self._piece(item) if isinstance(item, int) else json.dumps(item).encode() + b"\n")
+                pipe.flush()
+
+        def take(line: str) -> None:
+            nonlocal said
+            _, is_ours, text = line.partition(f"{ssh.ANSWER} ")
+            try:
+                message = _Message.model_validate_json(text) if is_ours else None
+            except ValidationError:
+                message = _Message(error="invalid answer")
+            said = said if message else line.strip() or said
+            with self._lock:
+                self._take(target, message or _Message())
+
+        command = self._command(target.host, "take")
+        code = ssh.stream(self._session, target.host.name, command, feed, take, lambda: stops() or bool(target.failed))
+        target.orders.put(None)
+        with self._lock:
+            if not target.is_over and not stops():
+                self._fail(target, said[-300:] or f"exit code {code}")
+
+    def _command(self, host: Host, *words: str) -> str:
+        """Runs relay.py there, by the installation's Python."""
+        places = [shlex.quote(host.prefix)] if host.prefix else [DEFAULT_PREFIX, f'"$HOME"/{HOME_PREFIX}']
+        script = f"PATH={''.join(f'{each}/venv/bin:' for each in places)}$PATH; exec {resources.inline_command('relay.py', *words)}"
+        return f"env PROVISION_RUN_ID={self._session.run_id} /bin/sh -c {shlex.quote(script)}"
+
+    def _piece(self, piece: int) -> bytes:
+        try:
+            data = self._data.read(piece)
+        except ProvisionError as error:
+            self._broken = error
+            return b""
+        with self._sending:
+            self._ready = max(self._ready, time.monotonic()) + (len(data) / self._rate if self._rate else 0.0)
+            time.sleep(max(0.0, self._ready - time.monotonic()))
+        return f"{piece} {len(data)}\n".encode() + data
+
+    def _take(self, target: Target, message: _Message) -> None:
+        """Act on what a host says."""
+        if (sign := (message.have or 0) + message.read) > target.sign:
+            target.sign, target.grew, target.moved = sign, time.monotonic(), False
+        target.have = min(message.have or target.have, self._data.bytes)
+        if message.want is not None:
+            target.served += 1
+            if target.served > 2 * self._data.pieces + 100 or message.want >= self._data.pieces:
+                self._fail(target, "it requests what there is not")
+            target.orders.put(message.want if not target.failed else None)
+        if message.lost is not None and target.source is not None and target.source.host.name == message.lost:
+            self._move(target, message.why)
+        if message.error is not None and target.came is None:
+            self._fail(target, message.error)
+        if message.done is not None:
+            target.came = message.done
+
+    def _judge(self, now: float) -> list[Target]:
+        """Give hosts to which nothing comes another source, or up; the hosts that go on."""
+        for target in self.targets:
+            source, silent = target.source, now - target.grew
+            if target.is_over or silent < STALL_S:
+                continue
+            if source is None:
+                self._fail(target, f"nothing has come for {STALL_S:g} s")
+            elif source.is_over or source.have > target.have or silent > 3 * STALL_S:  # else the source itself waits
+                for follower in self._followers(target):
+                    self._give(follower, source)
+                self._move(target, f"nothing has come for {STALL_S:g} s")
+        return [each for each in self.targets if not each.is_over]
+
+    def _followers(self, target: Target) -> list[Target]:
+        return [each for each in self.targets if each.source is target and not each.is_over]
+
+    def _move(self, target: Target, why: str) -> None:
+        """Have it take pieces from the one before its source, the second time from here."""
+        lost = target.source
+        self._give(target, None if target.moved or lost is None else lost.source)
+        target.moved = True
+        where = target.source.host.name if target.source else "this machine"
+        self._session.progress.line(f"{target.host.name}: {lost.host.name if lost else ''}: {why}; goes on with {where}", "yellow")
+
+    def _fail(self, target: Target, why: str) -> None:
+        target.failed = why
+        self._session.progress.line(f"{target.host.name}: {why}", "bold red")
+        for follower in self._followers(target):
+            self._give(follower, target.source)
+
+    def _give(self, target: Target, source: Target | None) -> None:
+        while source is not None and source.failed:
+            source = source.source
+        target.source, target.grew = source, time.monotonic()
+        words = ("give", self._dest, self._data.digest, self._session.run_id, str(self._rate))
+        target.orders.put({"from": source.host.name, "give": self._command(source.host, *words)} if source else {"from": "", "give": ""})

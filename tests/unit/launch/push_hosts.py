@@ -1,0 +1,68 @@
+"""Hosts of `provision push` that are folders of this machine: ssh, here and between them, is a script that sets HOME."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.inventory import Inventory, load
+from provision.launch import push as module
+from provision.launch.push import Data, Push
+from provision.remote.progress import Progress
+from provision.remote.session import Session
+
+#: Of a login shell, something first; SSH_TO_HOST stands in for the way to that host.
+_SSH = """#!/bin/sh
+for word; do host=$command; command=$word; done
+export HOME="{homes}/$host"
+[ ! -e "$HOME/down" ] || { echo "ssh: connect to host $host port 22: No route to host" >&2; exit 255; }
+[ ! -e "$HOME/liar" ] || case $command in *"give"*) command="exec sh $HOME/liar";; esac
+echo Welcome
+exec sh -c "$command"
+"""
+
+
+class Hosts:
+    """Folders ``n1``, ``n2`` …, on which `provision up` seems to have run."""
+
+    def __init__(self, folder: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.homes = folder / "homes"
+        for number in range(1, count + 1):
+            (self.homes / f"n{number}/.ssh").mkdir(parents=True)
+            (self.homes / f"n{number}/.provision-record.json").write_text("{}")
+        ssh = folder / "bin/ssh"
+        ssh.parent.mkdir()
+        ssh.write_text(_SSH.replace("{homes}", str(self.homes)))
+        ssh.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+        self.inventory: Inventory = load(",".join(f"n{number}" for number in range(1, count + 1)))
+        self.names = [host.name for host in self.inventory.hosts]
+
+    def home(self, name: str) -> Path:
+        return self.homes / name
+
+    def push(self, source: Path, to: str | None = None, rate: float = 0.0) -> Push:
+        """What became of it. The push is that of the command line."""
+        dest = to or f"~/provision-data/{source.name}"
+        with Progress() as shown, Session(self.inventory, shown, command="provision push") as session:
+            made = Push(session, Data(source, os.path.basename(dest)), dest, rate)
+            made.run()
+        return made
+
+    def processes(self, name: str = "", what: bytes = b"take") -> list[int]:
+        """The relays of a host, or of all of them."""
+        found = []
+        mark = f"HOME={self.homes}/{name}".encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+                variables = (folder / "environ").read_bytes().split(b"\0")
+                if what in words and any(each.startswith(mark) and (not name or each == mark) for each in variables):
+                    found.append(int(folder.name))
+        return found
