@@ -1,16 +1,14 @@
 """Takes what `provision push` copies to this host, and gives it to the next one. Python 3.6+, standard library only.
 
-``relay.py take`` is the controller's. The first line of standard input is JSON: ``digest`` and ``size`` of the manifest (pieces.py), ``dest``,
-``run``. Then come lines ``{"from": host, "give": command}``, from whom to take pieces (host "": the controller), and what was requested of
-the controller: a line ``NUMBER BYTES``, and so many bytes; number -1 is the manifest. All is compared with the digest, or the manifest, before
-it counts. It prints lines of a mark and JSON: ``want``, a piece; ``have``, bytes that are here, and ``read``, which grows while files are
-read; ``lost``, the host from which no more comes, and ``why``; ``done``, bytes that have come; ``error``. It ends with standard input.
+``relay.py take`` is the controller's. Its standard input is lines of JSON: ``digest`` and ``size`` of the manifest (pieces.py), ``dest``, ``run``;
+then ``from``, the host to take pieces from, and ``give``, the command for that, again and again; once that is "", pieces of the controller. What
+comes is compared with digest or manifest before it counts. It prints lines of a mark and JSON: ``want``, pieces of the controller; ``have``,
+bytes that are here, and ``read``, which grows while files are read; ``lost``, the host from which no more comes, and ``why``; ``done``, bytes
+that have come; ``error``. Until standard input ends, there is a folder next to the data with ``manifest``; files by their numbers, while one
+is missing; and ``have``, which it has locked: the run's name, and a byte for each piece. A record like the host's is in ~/provision-data/.records.
 
-``relay.py give DEST DIGEST RUN RATE`` is the next host's, over ssh: it reads lines of JSON, a piece's number and where it is, and prints
-pieces in the same way as soon as they are here, RATE bytes a second at most unless that is 0. It ends where the first process has.
-
-Until then a folder next to the data has ``manifest``; files by their numbers, while one is missing; and ``have``, which the first process has
-locked: the run's name, and a byte for each piece that is here. What is made is in a record in ~/provision-data/.records, as in the host's.
+``relay.py give DEST DIGEST RUN RATE`` is the next host's, over ssh: it reads lines of JSON, [first piece, end] of those that are wanted, and
+prints them one after another, as soon as they are here, RATE bytes a second at most unless that is 0. Piece -1 is the manifest.
 """
 
 import collections
@@ -32,8 +30,7 @@ from .pieces import Manifest, decoded, digest_of, digests_of, encoded
 
 MARK = "===PROVISION-ANSWER==="
 HOME = os.fsencode(os.path.expanduser("~"))
-MANIFEST, FIRST = -1, 64  # the manifest's number as a piece; where in ``have`` the byte of piece 0 is
-WINDOW, MANY = 8 << 20, 256  # bytes and pieces that are requested at a time
+FIRST = 64  # where in ``have`` the byte of piece 0 is
 POLL_S, TELL_S = 0.05, 0.3
 SLICE = 1 << 16  # bytes that are sent at a time
 ROOM = 64 << 20  # bytes that stay free on the disk
@@ -61,69 +58,85 @@ def write(path, data):
     os.rename(path + b".new", path)
 
 
-class Source:
-    """From where pieces come: a host, or the controller at the other end of standard input."""
-
-    def __init__(self, relay, host="", command=""):
-        self.host, self.process, self.input = host, None, sys.stdin.buffer
-        if host:
-            self.errors = tempfile.TemporaryFile()
-            mesh = os.path.join(HOME, b".ssh", b"provision_config")
-            ssh = ["ssh", "-F", mesh, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "--", host, command]
-            self.process = subprocess.Popen(ssh, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
-            self.input = self.process.stdout
-        threading.Thread(target=self.listen, args=(relay,), daemon=True).start()
-
-    def listen(self, relay):
-        why, lines = "", iter(lambda: self.input.readline(SLICE), b"")
-        try:
-            while self.process and next(lines, MARK.encode()).strip() != MARK.encode():
-                pass  # of a login shell
-            for line in lines:
-                if not self.process and line[:1] == b"{":
-                    relay.events.put((self, json.loads(line.decode()), b""))
-                    continue
-                number, count = map(int, line.split())
-                if self.process and relay.asked.get(number) != count:
-                    raise ValueError
-                data = self.input.read(count)
-                if len(data) == count:
-                    relay.events.put((self, number, data))
-        except ValueError:
-            why = "it sent something else than was requested"
-        if not self.process:
-            relay.leave()
-        self.process.kill()
-        self.process.wait()
-        self.errors.seek(0)
-        relay.events.put((self, None, why or self.errors.read().decode(errors="replace").strip()[-300:] or "the connection has ended"))
-
-    def request(self, piece, *where):
-        if not self.process:
-            tell(want=piece)
-            return
-        with contextlib.suppress(OSError):  # it has ended, which its output shows
-            self.process.stdin.write(json.dumps([piece, *where]).encode() + b"\n")
-            self.process.stdin.flush()
+def ranges(numbers):
+    found = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1][1] += 1
+        else:
+            found.append([number, number + 1])
+    return found
 
 
 class Relay:
-    """What is taken, and from where. ``whole``, ``replaced``: numbers of files that are here, or are here with earlier content of ours."""
+    """What is taken. ``whole``, ``replaced``: numbers of files that are here, or are here with earlier content of ours."""
 
     def __init__(self, order):
-        self.order, self.source, self.have, self.came, self.read, self.told = order, None, 0, 0, 0, 0.0
+        self.order, self.process, self.pipe, self.orders = order, None, None, queue.Queue()
         self.root, self.state = place(order["dest"], order["digest"])
         name = hashlib.sha256(os.path.join(self.root, encoded(os.path.basename(order["dest"])))).hexdigest()
         self.record = os.path.join(HOME, b"provision-data", b".records", name.encode() + b".json")
-        self.events, self.asked, self.todo = queue.Queue(16), {}, collections.deque()
-        self.whole, self.replaced, self.is_done = set(), set(), False
-        self.controller = Source(self)
+        self.have, self.came, self.read, self.told, self.is_done = 0, 0, 0, 0.0, False
+        self.whole, self.replaced = set(), set()
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def listen(self):
+        """Take orders, until pieces follow. An order ends the connection to the host before."""
+        for line in iter(sys.stdin.buffer.readline, b""):
+            self.orders.put(json.loads(line.decode()))
+            if self.process:
+                self.process.kill()
+            if b'"from": ""' in line:
+                return
+        self.leave()
 
     def leave(self):
         """The controller needs this no more, or is gone."""
         if self.is_done:
             shutil.rmtree(self.state, ignore_errors=True)
         os._exit(0 if self.is_done else 1)
+
+    def connect(self, host, give):
+        self.host, self.process, self.pipe = host, None, sys.stdin.buffer
+        if host:
+            self.errors = tempfile.TemporaryFile()
+            mesh = os.path.join(HOME, b".ssh", b"provision_config")
+            ssh = ["ssh", "-F", mesh, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "--", host, give]
+            self.process = subprocess.Popen(ssh, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
+            self.pipe = self.process.stdout
+            if not self.orders.empty():
+                self.process.kill()
+            next((line for line in iter(lambda: self.pipe.readline(SLICE), b"") if line.strip() == MARK.encode()), None)
+
+    def get(self, pieces, expected):
+        """(number, bytes) of each, once they are what they should be. ``expected``: number → (bytes, SHA-256)."""
+        left = collections.deque(pieces)
+        while left:
+            if not self.pipe or not self.orders.empty():
+                order = self.orders.get()
+                self.connect(order["from"], order["give"])
+            if not self.process:
+                tell(want=ranges(left))
+            with contextlib.suppress(OSError):  # it has ended
+                if self.process:
+                    self.process.stdin.write(json.dumps(ranges(left)).encode() + b"\n")
+                    self.process.stdin.flush()
+            while left:
+                count, digest = expected(left[0])
+                data = self.pipe.read(count)
+                if hashlib.sha256(data).hexdigest() != digest:
+                    break
+                self.came += count
+                yield left.popleft(), data
+            if left and not self.process:
+                self.leave()
+            if left and self.orders.empty():
+                self.process.kill()
+                self.process.wait()
+                self.errors.seek(0)
+                said = self.errors.read().decode(errors="replace").strip()[-300:] or "the connection has ended"
+                tell(lost=self.host, why=said if len(data) < count else "it sent a piece that is not what the manifest says")
+                self.pipe = None
 
     def beat(self, count=0):
         """A piece is here, or was looked at."""
@@ -132,43 +145,6 @@ class Relay:
             self.told = time.monotonic()
             tell(have=self.have, read=self.read)
 
-    def where(self, piece):
-        """(name in the folder of the push, offset, bytes, path, SHA-256)"""
-        if piece == MANIFEST:
-            return "manifest", 0, self.order["size"], "", self.order["digest"]
-        number, offset, count, digest = self.manifest.pieces[piece]
-        return str(number), offset, count, decoded(self.manifest.files[number][0]), digest
-
-    def get(self, pieces):
-        """(number, bytes) of each, as they come and are what they should be."""
-        self.todo.extend(pieces)
-        while self.todo or self.asked:
-            while self.source and self.todo and len(self.asked) < MANY and sum(self.asked.values()) < WINDOW:
-                piece = self.todo.popleft()
-                *where, _ = self.where(piece)
-                self.asked[piece] = where[2]
-                self.source.request(piece, *where)
-            source, what, data = self.events.get()
-            if isinstance(what, dict):
-                self.drop()
-                self.source = Source(self, what["from"], what["give"]) if what["from"] else self.controller
-            elif source is not self.source or (what is not None and what not in self.asked):
-                continue  # of an earlier one
-            elif what is None or hashlib.sha256(data).hexdigest() != self.where(what)[-1]:
-                tell(lost=self.source.host, why=data if what is None else "it sent a piece that is not what the manifest says")
-                self.drop()
-            else:
-                del self.asked[what]
-                self.came += len(data)
-                yield what, data
-
-    def drop(self):
-        self.todo.extendleft(sorted(self.asked, reverse=True))
-        self.asked.clear()
-        if self.source and self.source.process:
-            self.source.process.kill()
-        self.source = None
-
     def draft(self, number):
         return os.path.join(self.state, b"%d" % number)
 
@@ -176,7 +152,7 @@ class Relay:
         return os.path.join(self.root, self.manifest.files[number][0])
 
     def run(self):
-        ((_, data),) = self.get([MANIFEST])
+        ((_, data),) = self.get([-1], lambda _: (self.order["size"], self.order["digest"]))
         self.manifest = Manifest(data)
         is_new = not os.path.exists(self.state)
         self.note({}, [self.state, os.path.dirname(self.record)])
@@ -184,16 +160,15 @@ class Relay:
         try:
             self.lock()
             write(os.path.join(self.state, b"manifest"), data)
-            self.mark(MANIFEST)
+            self.mark(-1)
             missing = self.look()
         except Refusal:
             if is_new:
                 shutil.rmtree(self.state)
             raise
-        for piece, data in self.get(missing):
+        for piece, data in self.get(missing, lambda piece: self.manifest.pieces[piece][2:]):
             number, offset, _, _ = self.manifest.pieces[piece]
-            descriptor = os.open(self.draft(number), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
+            with os.fdopen(os.open(self.draft(number), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
                 file.seek(offset)
                 file.write(data)
             self.mark(piece)
@@ -201,7 +176,11 @@ class Relay:
         self.is_done = True
         fcntl.flock(self.journal, fcntl.LOCK_UN)
         tell(have=self.have, done=self.came)
-        threading.Event().wait()  # the next host may need what is here
+        if not self.process:
+            self.pipe.read()  # the next host may need what is here
+            self.leave()
+        self.process.kill()
+        threading.Event().wait()
 
     def known(self):
         """The record of what was pushed to this place."""
@@ -209,7 +188,7 @@ class Relay:
             with open(self.record) as file:
                 return json.load(file)
         except FileNotFoundError:
-            return {"files": {}, "claimed": [], "packages": {"added": [], "before": None}, "held": [], "removed": []}
+            return {"files": {}, "claimed": []}
 
     def note(self, files, folders):
         """Record what is about to be made. ``files``: path → digest of the whole file."""
@@ -217,8 +196,8 @@ class Relay:
             raise Refusal("nothing is installed here yet")
         record = self.known()
         for path, digest in files.items():
-            entry = record["files"].setdefault(path, {"path": path, "marker": None, "made": True, "sha256": []})
-            entry.update(piece=self.manifest.piece, sha256=[*entry["sha256"][-1:], digest])
+            before = record["files"].get(path, {"sha256": []})["sha256"][-1:]
+            record["files"][path] = {"path": path, "piece": self.manifest.piece, "sha256": [*before, digest]}
         for path in folders:
             while not os.path.lexists(path) and decoded(path) not in record["claimed"]:
                 record["claimed"].append(decoded(path))
@@ -229,20 +208,16 @@ class Relay:
     def lock(self):
         """Wait for the end of another push of this to the same place: of another controller, or of a host that shares it."""
         self.journal = os.open(os.path.join(self.state, b"have"), os.O_RDWR | os.O_CREAT, 0o600)
-        while True:
-            try:
-                fcntl.flock(self.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                tell(read=os.fstat(self.journal).st_size)
-                time.sleep(TELL_S)
+        while not is_free(self.journal, fcntl.LOCK_EX):
+            tell(read=os.fstat(self.journal).st_size)
+            time.sleep(TELL_S)
         os.ftruncate(self.journal, 0)
         os.pwrite(self.journal, self.order["run"].encode(), 0)
 
     def mark(self, piece):
         """It is here, and can be given to the next host."""
         os.pwrite(self.journal, b"+", FIRST + piece)
-        self.beat(self.where(piece)[2] if piece != MANIFEST else 0)
+        self.beat(self.manifest.pieces[piece][2] if piece >= 0 else 0)
 
     def look(self):
         """The pieces that are missing. Refuses where a file is in the way, or the disk is too small."""
@@ -252,24 +227,25 @@ class Relay:
             if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
                 raise Refusal("%s is in the way: it is not a folder" % decoded(path))
         for number, (_, _, count, digests) in enumerate(self.manifest.files):
-            path, found = self.final(number), set()
-            entry = known.get(decoded(path), {"sha256": []})
-            if os.path.lexists(path) and not os.path.islink(path):
-                found = self.manifest.there(number, path, self.beat)
-                if len(found) == self.manifest.first[number + 1] - self.manifest.first[number] and os.path.getsize(path) == count:
+            path, own, found = self.final(number), range(*self.manifest.first[number : number + 2]), set()
+            entry = known.get(decoded(path), {"sha256": [], "piece": 1})
+            if os.path.lexists(path):
+                is_file = os.path.isfile(path) and not os.path.islink(path)
+                found = self.manifest.there(number, path, self.beat) if is_file else set()
+                if is_file and len(found) == len(own) and os.path.getsize(path) == count:
                     self.whole.add(number)
-            if os.path.lexists(path) and number not in self.whole:
-                if os.path.islink(path) or not entry["sha256"] or digest_of(digests_of(path, entry["piece"], self.beat)) not in entry["sha256"]:
+                elif is_file and entry["sha256"] and digest_of(digests_of(path, entry["piece"], self.beat)) in entry["sha256"]:
+                    self.replaced.add(number)
+                else:
                     raise Refusal("%s is in the way: it is not of an earlier push, or was changed since" % decoded(path))
-                self.replaced.add(number)
             if number not in self.whole:
-                new[decoded(path)] = digest_of(digests)
-                needed += count
                 found = set()
                 with contextlib.suppress(FileNotFoundError):
-                    needed -= os.lstat(self.draft(number)).st_blocks * 512
                     found = self.manifest.there(number, self.draft(number), self.beat)
-            for piece in range(self.manifest.first[number], self.manifest.first[number + 1]):
+                    needed -= os.lstat(self.draft(number)).st_blocks * 512
+                new[decoded(path)] = digest_of(digests)
+                needed += count
+            for piece in own:
                 if piece in found:
                     self.mark(piece)
                 else:
@@ -295,14 +271,19 @@ class Relay:
                 os.rename(self.draft(number), self.final(number))
 
 
+def is_free(file, kind):
+    """Whether a file was not locked by another process; now it is by this one."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+
+
 def has(state, run, piece):
-    """Whether the first process has it; exits where it never will."""
+    """Whether the process that takes has it; exits where it never will."""
     with contextlib.suppress(FileNotFoundError), open(os.path.join(state, b"have"), "rb") as journal:
-        try:
-            fcntl.flock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            is_over = True
-        except BlockingIOError:
-            is_over = False
+        is_over = is_free(journal, fcntl.LOCK_SH)
         if os.pread(journal.fileno(), len(run), 0) == run:
             if os.pread(journal.fileno(), 1, FIRST + piece) == b"+":
                 return True
@@ -311,34 +292,33 @@ def has(state, run, piece):
     return False
 
 
+def content(path, offset=0, count=-1):
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(count)
+
+
 def give(dest, digest, run, rate):
-    (root, state), asked, rest, ready = place(dest, digest), collections.deque(), b"", 0.0
-    sys.stdout.buffer.write(b"\n%s\n" % MARK.encode())
-    sys.stdout.buffer.flush()
-    while True:
-        waits = not asked or not has(state, run.encode(), asked[0][0])
-        if select.select([0], [], [], POLL_S if waits else 0)[0]:
-            data = os.read(0, SLICE)
-            if not data:
-                return
-            *lines, rest = (rest + data).split(b"\n")
-            asked.extend(json.loads(line.decode()) for line in lines)
-        if waits:
-            continue
-        piece, name, offset, count, path = asked.popleft()
-        try:
-            file = open(os.path.join(state, encoded(name)), "rb")
-        except FileNotFoundError:
-            file = open(os.path.join(root, encoded(path)), "rb")
-        with file:
-            file.seek(offset)
-            data = file.read(count)
-        sys.stdout.buffer.write(b"%d %d\n" % (piece, len(data)))
-        for at in range(0, len(data), SLICE):
-            sys.stdout.buffer.write(data[at : at + SLICE])
-            sys.stdout.buffer.flush()
-            if float(rate):
-                ready = max(ready, time.monotonic()) + len(data[at : at + SLICE]) / float(rate)
+    (root, state), manifest, ready, out = place(dest, digest), None, 0.0, sys.stdout.buffer
+    out.write(b"\n%s\n" % MARK.encode())
+    out.flush()
+    for line in iter(sys.stdin.buffer.readline, b""):
+        for piece in (piece for first, end in json.loads(line.decode()) for piece in range(first, end)):
+            while not has(state, run.encode(), piece):
+                if select.select([0], [], [], POLL_S)[0]:
+                    return  # it is not wanted any more
+            data = content(os.path.join(state, b"manifest")) if piece < 0 or not manifest else b""
+            manifest = manifest or Manifest(data)
+            if piece >= 0:
+                number, offset, count, _ = manifest.pieces[piece]
+                try:
+                    data = content(os.path.join(state, b"%d" % number), offset, count)
+                except FileNotFoundError:
+                    data = content(os.path.join(root, manifest.files[number][0]), offset, count)
+            for at in range(0, len(data), SLICE):
+                out.write(data[at : at + SLICE])
+                out.flush()
+                ready = max(ready, time.monotonic()) + (len(data[at : at + SLICE]) / float(rate) if float(rate) else 0.0)
                 time.sleep(max(0.0, ready - time.monotonic()))
 
 
@@ -347,7 +327,8 @@ def main(what, *words):
         give(*words) if what == "give" else Relay(json.loads(sys.stdin.buffer.readline().decode())).run()
     except Exception as error:
         path = getattr(error, "filename", None)
-        text = "%s: %s" % (decoded(path) if isinstance(path, bytes) else path, error.strerror) if path else str(error) or repr(error)
+        text = getattr(error, "strerror", None) or str(error) or repr(error)
+        text = "%s: %s" % (decoded(path) if isinstance(path, bytes) else path, text) if path else text
         if what == "give":
             sys.exit(text)
         tell(error=text.encode("utf-8", "replace").decode())

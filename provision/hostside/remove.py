@@ -81,10 +81,10 @@ class Removal:
     def remove_files(self):
         linker = False
         for entry in self.record["files"].values():
-            path, marker = entry["path"], entry["marker"]
             if "piece" in entry:
-                self.remove_pushed(path, entry)
+                self.remove_pushed(entry["path"], entry)
                 continue
+            path, marker = entry["path"], entry["marker"]
             try:
                 with open(path, "rb") as file:
                     content = file.read()

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import chain, starmap
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -41,7 +42,7 @@ _Count = Annotated[int, Field(ge=0, lt=1 << 60)]
 class _Message(BaseModel):
     """What a host says (`hostside/relay.py`)."""
 
-    want: Annotated[int, Field(ge=_MANIFEST, lt=1 << 40)] | None = None
+    want: list[tuple[int, int]] = []
     have: _Count | None = None
     read: _Count = 0
     lost: str | None = None
@@ -59,9 +60,9 @@ class Target:
         have: bytes that are there.
         came: bytes that had to come; None before all are there.
         failed: why it does not get them.
-        sign: what grows while it goes on; grew: when it last did; moved: whether it has got another source since.
-        served: pieces that it has got from here.
-        orders: what is to be told to it: from whom to take pieces, pieces, or None at the end.
+        sign: what grows while it goes on; grew: when it last did.
+        served: pieces that it has requested from here.
+        orders: what is to be told to it: from whom to take pieces; [first, end) of those that it gets from here; None at the end.
     """
 
     host: Host
@@ -71,9 +72,8 @@ class Target:
     failed: str = ""
     sign: int = 0
     grew: float = 0.0
-    moved: bool = False
     served: int = 0
-    orders: queue.SimpleQueue[Mapping[str, str] | int | None] = field(default_factory=queue.SimpleQueue)
+    orders: queue.SimpleQueue[Mapping[str, str] | list[tuple[int, int]] | None] = field(default_factory=queue.SimpleQueue)
 
     @property
     def is_over(self) -> bool:
@@ -186,8 +186,11 @@ class Push:
         def feed(pipe: IO[bytes]) -> None:
             pipe.write(json.dumps(order).encode() + b"\n")
             while (item := target.orders.get()) is not None:
-                pipe.write(self._piece(item) if isinstance(item, int) else json.dumps(item).encode() + b"\n")
-                pipe.flush()
+                for data in (
+                    map(self._piece, chain(*starmap(range, item))) if isinstance(item, list) else [json.dumps(item).encode() + b"\n"]
+                ):
+                    pipe.write(data)
+                    pipe.flush()
 
         def take(line: str) -> None:
             nonlocal said
@@ -218,24 +221,25 @@ class Push:
             data = self._data.read(piece)
         except ProvisionError as error:
             self._broken = error
-            return b""
+            raise BrokenPipeError from error
         with self._sending:
             self._ready = max(self._ready, time.monotonic()) + (len(data) / self._rate if self._rate else 0.0)
             time.sleep(max(0.0, self._ready - time.monotonic()))
-        return f"{piece} {len(data)}\n".encode() + data
+        return data
 
     def _take(self, target: Target, message: _Message) -> None:
         """Act on what a host says."""
         if (sign := (message.have or 0) + message.read) > target.sign:
-            target.sign, target.grew, target.moved = sign, time.monotonic(), False
+            target.sign, target.grew = sign, time.monotonic()
         target.have = min(message.have or target.have, self._data.bytes)
-        if message.want is not None:
-            target.served += 1
-            if target.served > 2 * self._data.pieces + 100 or message.want >= self._data.pieces:
+        if message.want:
+            target.served += sum(end - first for first, end in message.want)
+            if all(_MANIFEST <= first < end <= self._data.pieces for first, end in message.want) and target.served <= self._data.pieces + 1:
+                target.orders.put(message.want)
+            else:
                 self._fail(target, "it requests what there is not")
-            target.orders.put(message.want if not target.failed else None)
-        if message.lost is not None and target.source is not None and target.source.host.name == message.lost:
-            self._move(target, message.why)
+        if message.lost is not None and (source := target.source) is not None and source.host.name == message.lost:
+            self._move(target, source.source, message.why)
         if message.error is not None and target.came is None:
             self._fail(target, message.error)
         if message.done is not None:
@@ -243,34 +247,34 @@ class Push:
 
     def _judge(self, now: float) -> list[Target]:
         """Give hosts to which nothing comes another source, or up; the hosts that go on."""
+        why = f"nothing has come for {STALL_S:g} s"
         for target in self.targets:
             source, silent = target.source, now - target.grew
             if target.is_over or silent < STALL_S:
                 continue
             if source is None:
-                self._fail(target, f"nothing has come for {STALL_S:g} s")
+                self._fail(target, why)
             elif source.is_over or source.have > target.have or silent > 3 * STALL_S:  # else the source itself waits
-                for follower in self._followers(target):
-                    self._give(follower, source)
-                self._move(target, f"nothing has come for {STALL_S:g} s")
+                self._bypass(target)
+                self._move(target, None, why)
         return [each for each in self.targets if not each.is_over]
 
-    def _followers(self, target: Target) -> list[Target]:
-        return [each for each in self.targets if each.source is target and not each.is_over]
+    def _bypass(self, target: Target) -> None:
+        """Those that take pieces from it take them from its source."""
+        for follower in self.targets:
+            if follower.source is target and not follower.is_over:
+                self._give(follower, target.source)
 
-    def _move(self, target: Target, why: str) -> None:
-        """Have it take pieces from the one before its source, the second time from here."""
-        lost = target.source
-        self._give(target, None if target.moved or lost is None else lost.source)
-        target.moved = True
+    def _move(self, target: Target, source: Target | None, why: str) -> None:
+        lost = target.source.host.name if target.source else ""
+        self._give(target, source)
         where = target.source.host.name if target.source else "this machine"
-        self._session.progress.line(f"{target.host.name}: {lost.host.name if lost else ''}: {why}; goes on with {where}", "yellow")
+        self._session.progress.line(f"{target.host.name}: {lost}: {why}; goes on with {where}", "yellow")
 
     def _fail(self, target: Target, why: str) -> None:
         target.failed = why
         self._session.progress.line(f"{target.host.name}: {why}", "bold red")
-        for follower in self._followers(target):
-            self._give(follower, target.source)
+        self._bypass(target)
 
     def _give(self, target: Target, source: Target | None) -> None:
         while source is not None and source.failed:

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from provision.inventory import Inventory, load
-from provision.launch import push as module
 from provision.launch.push import Data, Push
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 
-#: Of a login shell, something first; SSH_TO_HOST stands in for the way to that host.
+#: A host is down where its home has a file of that name; the program ``liar`` is what gives its pieces.
 _SSH = """#!/bin/sh
 for word; do host=$command; command=$word; done
 export HOME="{homes}/$host"
 [ ! -e "$HOME/down" ] || { echo "ssh: connect to host $host port 22: No route to host" >&2; exit 255; }
-[ ! -e "$HOME/liar" ] || case $command in *"give"*) command="exec sh $HOME/liar";; esac
+case $command in *" give "*) [ ! -e "$HOME/liar" ] || command="python3 $HOME/liar";; esac
 echo Welcome
-exec sh -c "$command"
+exec sh -c "exec $command"
 """
 
 
@@ -47,12 +46,14 @@ class Hosts:
     def home(self, name: str) -> Path:
         return self.homes / name
 
-    def push(self, source: Path, to: str | None = None, rate: float = 0.0) -> Push:
-        """What became of it. The push is that of the command line."""
+    def push(self, source: Path, to: str | None = None, rate: float = 0.0, during: Callable[[Push], object] = lambda _: None) -> Push:
+        """A push as the command line makes it; ``during`` runs meanwhile."""
         dest = to or f"~/provision-data/{source.name}"
-        with Progress() as shown, Session(self.inventory, shown, command="provision push") as session:
+        with Progress() as shown, Session(self.inventory, shown, command="provision push") as session, ThreadPoolExecutor(1) as pool:
             made = Push(session, Data(source, os.path.basename(dest)), dest, rate)
+            disturbing = pool.submit(during, made)
             made.run()
+            disturbing.result()
         return made
 
     def processes(self, name: str = "", what: bytes = b"take") -> list[int]:
@@ -66,3 +67,10 @@ class Hosts:
                 if what in words and any(each.startswith(mark) and (not name or each == mark) for each in variables):
                     found.append(int(folder.name))
         return found
+
+    def end_soon(self) -> bool:
+        """Whether nothing of a push is left running, or is on the way out."""
+        deadline = time.monotonic() + 10
+        while (left := self.processes() + self.processes(what=b"give")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return not left

@@ -1,0 +1,425 @@
+"""`provision push`: real relays on hosts that are folders, with a script in place of ssh, here and between them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loading import load_script
+from push_hosts import Hosts
+
+from provision.base import resources
+from provision.base.errors import ProvisionError, UsageError
+from provision.launch import push as module
+from provision.launch.push import Data, Push
+
+SMALL = 1 << 15  # bytes of a piece
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(module, "PIECE", SMALL)
+    return Hosts(tmp_path, 5, monkeypatch)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """35 pieces."""
+    folder = tmp_path / "data"
+    (folder / "train/a b").mkdir(parents=True)
+    (folder / "model.bin").write_bytes(random.Random(1).randbytes(30 * SMALL + 5))
+    (folder / "train/a b/1.txt").write_bytes(random.Random(2).randbytes(2 * SMALL))
+    (folder / "empty").touch()
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+    return folder
+
+
+def tree(folder: Path) -> dict[str, tuple[bytes, bool]]:
+    """Path → content, and whether it can be executed; of all files but the toolkit's records."""
+    files = (path for path in folder.rglob("*") if path.is_file() and ".records" not in path.parts)
+    return {str(path.relative_to(folder)): (path.read_bytes(), os.access(path, os.X_OK)) for path in files}
+
+
+def failures(made: Push) -> dict[str, str]:
+    return {each.host.name: each.failed for each in made.targets if each.failed}
+
+
+def when(is_so: Callable[[Push], bool], act: Callable[[], object]) -> Callable[[Push], None]:
+    def during(made: Push) -> None:
+        deadline = time.monotonic() + 60
+        while not is_so(made) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        act()
+
+    return during
+
+
+def kill(hosts: Hosts, name: str, number: int = signal.SIGKILL) -> None:
+    for pid in hosts.processes(name):
+        os.kill(pid, number)
+
+
+def test_every_host_has_it_and_this_machine_sends_it_once(hosts: Hosts, data: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made = hosts.push(data)
+    assert failures(made) == {}
+    for name in hosts.names:
+        assert tree(hosts.home(name) / "provision-data/data") == tree(data)
+        assert list((hosts.home(name) / "provision-data").glob(".provision-push-*")) == []
+    assert [each.served for each in made.targets] == [made._data.pieces + 1, 0, 0, 0, 0]
+    assert "goes on with" not in capfd.readouterr().err
+    again = hosts.push(data)
+    assert [each.came for each in again.targets] == [len(made._data.manifest)] * 5
+
+
+def test_a_file_is_pushed_as_one_to_the_path_that_is_named(hosts: Hosts, data: Path, tmp_path: Path) -> None:
+    assert failures(hosts.push(data / "model.bin", to="~/models/new/m.bin")) == {}
+    assert [(hosts.home(name) / "models/new/m.bin").read_bytes() for name in hosts.names] == [(data / "model.bin").read_bytes()] * 5
+    assert not (hosts.home("n1") / "provision-data/model.bin").exists()
+
+
+NAMES = [b"caf\xc3\xa9", b"not-utf-8-\xff\xfe", b"new\nline", b"-rf", b"a'b\"$(touch x)`", b"{{ 1 }}", b"\x1b[31m", b"~", b" "]
+
+
+def test_names_are_carried_as_they_are(hosts: Hosts, tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
+    for name in NAMES:
+        path = os.path.join(os.fsencode(folder), name, name)
+        os.makedirs(os.path.dirname(path))
+        with open(path, "wb") as file:
+            file.write(name)
+    assert failures(hosts.push(folder)) == {}
+    for host in hosts.names:
+        there = os.fsencode(hosts.home(host) / "provision-data/odd")
+        assert sorted(os.listdir(there)) == sorted(NAMES)
+        for name in NAMES:
+            with open(os.path.join(there, name, name), "rb") as file:
+                assert file.read() == name
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whoever_is_killed_at_any_moment_the_others_have_it(hosts: Hosts, data: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    victim, part = chance.choice(hosts.names), chance.uniform(0, 0.9)
+    at = hosts.names.index(victim)
+    made = hosts.push(
+        data, rate=2e6, during=when(lambda made: made.targets[at].have >= part * made._data.bytes, lambda: kill(hosts, victim))
+    )
+    assert set(failures(made)) <= {victim}
+    for name in {*hosts.names} - {*failures(made)}:
+        assert tree(hosts.home(name) / "provision-data/data") == tree(data)
+    assert hosts.end_soon()
+    assert failures(hosts.push(data)) == {}
+    assert tree(hosts.home(victim) / "provision-data/data") == tree(data)
+
+
+def test_hosts_that_cannot_be_reached_are_named(hosts: Hosts, data: Path) -> None:
+    for name in ("n1", "n3"):
+        (hosts.home(name) / "down").touch()
+    made = hosts.push(data)
+    assert set(failures(made)) == {"n1", "n3"}
+    assert all("No route to host" in why for why in failures(made).values())
+    assert all(tree(hosts.home(name) / "provision-data/data") == tree(data) for name in ("n2", "n4", "n5"))
+
+
+LIES = {
+    "zeros": ("for line in sys.stdin: say(bytes(1 << 20))", "not what the manifest says"),
+    "half of it": ("say(b'abc')", "the connection has ended"),
+    "nothing": ("", "the connection has ended"),
+    "a reason": ("sys.exit('Permission denied')", "Permission denied"),
+    "silence": ("time.sleep(600)", "nothing has come for 1 s"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_host_that_lies_changes_nothing_and_is_named(
+    hosts: Hosts, data: Path, lie: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STALL_S", 1.0 if lie == "silence" else 60.0)
+    program, why = LIES[lie]
+    head = "import json, sys, time\ndef say(data): sys.stdout.buffer.write(data); sys.stdout.buffer.flush()\n"
+    head += f"say(b'\\n{module.ssh.ANSWER}\\n')\n"
+    (hosts.home("n2") / "liar").write_text(head + program)
+    made = hosts.push(data)
+    assert failures(made) == {}
+    assert all(tree(hosts.home(name) / "provision-data/data") == tree(data) for name in hosts.names)
+    new = "this machine" if lie == "silence" else "n1"
+    assert re.search(f"n3: n2: .*{why}; goes on with {new}", capfd.readouterr().err)
+
+
+def test_a_host_that_hangs_is_passed_over(hosts: Hosts, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALL_S", 1.0)
+    stopped = when(lambda made: made.targets[1].have > 5 * SMALL, lambda: kill(hosts, "n2", signal.SIGSTOP))
+    made = hosts.push(data, rate=1e6, during=stopped)
+    assert failures(made) == {"n2": "nothing has come for 1 s"}
+    assert all(tree(hosts.home(name) / "provision-data/data") == tree(data) for name in hosts.names if name != "n2")
+    assert hosts.end_soon()
+
+
+def test_what_a_host_has_is_not_sent_again(hosts: Hosts, data: Path) -> None:
+    made = hosts.push(
+        data, rate=1e6, during=when(lambda made: made.targets[4].have > 9 * SMALL, lambda: [kill(hosts, each) for each in hosts.names])
+    )
+    assert set(failures(made)) == {*hosts.names}
+    assert [tree(hosts.home(name) / "provision-data/data") for name in hosts.names] == [{}] * 5
+    (hosts.home("n5") / "provision-data/data/train/a b").mkdir(parents=True)
+    shutil.copy(data / "train/a b/1.txt", hosts.home("n5") / "provision-data/data/train/a b")
+    made = hosts.push(data)
+    assert failures(made) == {}
+    assert all(each.came is not None and each.came < made._data.bytes - 9 * SMALL for each in made.targets)
+    assert (made.targets[4].came or 0) < made._data.bytes - 11 * SMALL
+    assert all(tree(hosts.home(name) / "provision-data/data") == tree(data) for name in hosts.names)
+
+
+def test_a_damaged_part_of_an_earlier_push_is_taken_again(hosts: Hosts, data: Path) -> None:
+    hosts.push(
+        data, rate=1e6, during=when(lambda made: made.targets[4].have > 9 * SMALL, lambda: [kill(hosts, each) for each in hosts.names])
+    )
+    for name in hosts.names:
+        (draft,) = (hosts.home(name) / "provision-data").glob(".provision-push-*/1")
+        with draft.open("r+b") as file:
+            file.write(b"damaged")
+    assert failures(hosts.push(data)) == {}
+    assert all(tree(hosts.home(name) / "provision-data/data") == tree(data) for name in hosts.names)
+
+
+@pytest.mark.parametrize("kind", ["file", "changed", "link", "folder in place of a file", "link on the way", "file on the way"])
+def test_what_is_the_users_is_never_replaced(hosts: Hosts, data: Path, kind: str, tmp_path: Path) -> None:
+    there = hosts.home("n2") / "provision-data/data"
+    if kind == "changed":
+        hosts.push(data)
+        (there / "model.bin").write_text("mine")
+    elif kind == "link on the way":
+        there.mkdir(parents=True)
+        (tmp_path / "elsewhere").mkdir()
+        (there / "train").symlink_to(tmp_path / "elsewhere")
+    elif kind == "folder in place of a file":
+        (there / "model.bin/mine").mkdir(parents=True)
+    else:
+        there.mkdir(parents=True)
+        (there / ("train" if kind == "file on the way" else "model.bin")).write_text("mine")
+        if kind == "link":
+            (there / "model.bin").rename(tmp_path / "mine")
+            (there / "model.bin").symlink_to(tmp_path / "mine")
+    before = sorted(str(path) for path in there.parent.rglob("*") if ".records" not in path.parts), tree(there)
+    (data / "more").write_text("more")
+    made = hosts.push(data)
+    assert list(failures(made)) == ["n2"]
+    assert "is in the way" in failures(made)["n2"]
+    assert (sorted(str(path) for path in there.parent.rglob("*") if ".records" not in path.parts), tree(there)) == before
+    assert list((tmp_path / "elsewhere").glob("*")) == [] if kind == "link on the way" else True
+    assert all(tree(hosts.home(name) / "provision-data/data") == tree(data) for name in hosts.names if name != "n2")
+
+
+def test_what_an_earlier_push_has_put_there_is_replaced_and_the_rest_stays(hosts: Hosts, data: Path) -> None:
+    hosts.push(data)
+    (data / "model.bin").write_bytes(random.Random(1).randbytes(30 * SMALL) + b"new")
+    (hosts.home("n3") / "provision-data/data/notes").write_text("mine")
+    made = hosts.push(data)
+    assert failures(made) == {}
+    assert tree(hosts.home("n1") / "provision-data/data") == tree(data)
+    assert tree(hosts.home("n3") / "provision-data/data") == {**tree(data), "notes": (b"mine", False)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file system of its own needs root")
+@pytest.mark.parametrize("megabytes", [1, 66])
+def test_a_full_disk_stops_its_host_alone(hosts: Hosts, data: Path, megabytes: int) -> None:
+    """At first, or in the middle."""
+    place = hosts.home("n2") / "provision-data"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", place], check=True)
+    try:
+
+        def fill() -> None:
+            with contextlib.suppress(OSError), (place / "others").open("wb") as file:
+                file.write(bytes(megabytes << 20))
+
+        made = hosts.push(data, rate=1e6, during=when(lambda made: made.targets[1].have > 2 * SMALL or made.targets[1].is_over, fill))
+        assert list(failures(made)) == ["n2"]
+        assert ("MB are needed" if megabytes == 1 else "No space left on device") in failures(made)["n2"]
+        assert tree(place / "data") == {}
+    finally:
+        subprocess.run(["umount", place], check=True)
+    assert all(tree(hosts.home(name) / "provision-data/data") == tree(data) for name in hosts.names if name != "n2")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [["/etc/passwd", False, 0, ""]],
+        [["d/../../x", False, 0, ""]],
+        [["d//x", False, 0, ""]],
+        [["d/x", False, 0, ""], ["e/x", False, 0, ""]],
+        [["d/x", False, 0, ""], ["d/x", False, 0, ""]],
+        [["d/x", False, 0, ""], ["d/x/y", False, 0, ""]],
+        [["d/x\0", False, 0, ""]],
+        [["..", False, 0, ""]],
+        [["d/x", False, 9, ""]],
+        [["d/x", False, 9, "0" * 128]],
+    ],
+)
+def test_a_manifest_that_leads_elsewhere_is_refused(files: list[list[Any]]) -> None:
+    relay = load_script("relay.py")
+    with pytest.raises(ValueError, match="invalid manifest"):
+        relay.Manifest(zlib.compress(json.dumps({"piece": 10, "files": files}).encode()))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ['{"want": [[0, 999]]}', '{"want": [[-2, 1]]}', '{"want": [[5, 3]]}', '{"have": -1}', '{"lost": 5}', "[]", '{"want": [[0, 9]]}\n' * 9],
+)
+def test_what_a_host_says_is_checked(hosts: Hosts, data: Path, answer: str) -> None:
+    """Its own push fails, the others' does not."""
+    (hosts.homes.parent / "bin/ssh").write_text(
+        (hosts.homes.parent / "bin/ssh")
+        .read_text()
+        .replace("echo Welcome", "[ $host != n2 ] || case $command in *' take'*) command=\"sh -c 'cat \$HOME/says; sleep 9'\";; esac")
+    )
+    (hosts.home("n2") / "says").write_text("".join(f"{module.ssh.ANSWER} {line}\n" for line in answer.splitlines()))
+    made = hosts.push(data)
+    assert list(failures(made)) == ["n2"]
+    assert all(tree(hosts.home(name) / "provision-data/data") == tree(data) for name in hosts.names if name != "n2")
+
+
+def test_hosts_with_one_home_take_it_once(hosts: Hosts, data: Path) -> None:
+    for name in ("n2", "n4"):
+        shutil.rmtree(hosts.home(name))
+        hosts.home(name).symlink_to("n1")
+    made = hosts.push(data)
+    assert failures(made) == {}
+    assert all(tree(hosts.home(name) / "provision-data/data") == tree(data) for name in hosts.names)
+    assert sum(each.came or 0 for each in made.targets) < 4 * made._data.bytes
+
+
+def test_a_rate_is_kept(hosts: Hosts, data: Path) -> None:
+    began = time.monotonic()
+    made = hosts.push(data, rate=5e5)
+    assert failures(made) == {}
+    assert time.monotonic() - began >= made._data.bytes / 5e5 * 0.95
+
+
+def test_links_are_followed_within_the_folder_alone(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (data / "inside").symlink_to("run.sh")
+    (data / "outside").symlink_to(tmp_path / "secret")
+    (data / "folder").symlink_to("train")
+    (data / "gone").symlink_to("nowhere")
+    os.mkfifo(data / "pipe")
+    found = Data(data, "data")
+    names = {path for path, *_ in json.loads(zlib.decompress(found.manifest))["files"]}
+    assert names == {"data/empty", "data/inside", "data/model.bin", "data/run.sh", "data/train/a b/1.txt"}
+    assert [line.split()[2].rpartition("/")[2] for line in found.left_out] == ["folder", "gone", "outside", "pipe"]
+
+
+def test_a_snapshot_of_a_model_is_pushed_with_the_files_that_it_links_to(tmp_path: Path) -> None:
+    model = tmp_path / "models--org--name"
+    (model / "blobs").mkdir(parents=True)
+    (model / "blobs/abc").write_text("weights")
+    (model / "snapshots/1").mkdir(parents=True)
+    (model / "snapshots/1/model.safetensors").symlink_to("../../blobs/abc")
+    found = Data(model / "snapshots/1", "m")
+    assert (found.files, found.left_out, found.read(0)) == (1, [], b"weights")
+
+
+def test_data_without_a_file_or_that_cannot_be_read_is_refused(tmp_path: Path, data: Path, hosts: Hosts) -> None:
+    (tmp_path / "none").mkdir()
+    with pytest.raises(UsageError, match="no file in it"):
+        Data(tmp_path / "none", "none")
+    found = when(lambda made: made.targets[0].have > 3 * SMALL, lambda: (data / "model.bin").write_bytes(bytes(31 * SMALL)))
+    with pytest.raises(ProvisionError, match="has changed while it was pushed"):
+        hosts.push(data, rate=1e6, during=found)
+    assert hosts.end_soon()
+
+
+def provision(hosts: Hosts, *words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "provision", "push", ",".join(hosts.names), *map(str, words)]
+
+
+def test_the_command_says_what_it_did(hosts: Hosts, data: Path) -> None:
+    done = subprocess.run(provision(hosts, data), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"pushed 4 files, 1 MiB to 5 hosts in [\d.]+ s: ~/provision-data/data\n", done.stdout)
+    (hosts.home("n4") / "down").touch()
+    done = subprocess.run(provision(hosts, data, "--json"), capture_output=True, text=True, check=False)
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["ok"], [each["host"] for each in document["hosts"] if each["problem"]]) == (1, False, ["n4"])
+    assert "n4: ssh: connect to host n4 port 22: No route to host" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--rate", "5"], ["--rate", "1kB/s"], ["--to", "~bob/x"], ["--to", "/"], ["--to", "~"], ["nowhere"]])
+def test_wrong_usage_is_refused(hosts: Hosts, data: Path, words: list[str]) -> None:
+    done = subprocess.run(
+        provision(hosts, *([data, *words] if words != ["nowhere"] else words)), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert list(hosts.homes.rglob("*provision-*/*")) == []
+
+
+def test_ctrl_c_ends_all_and_says_how_to_go_on(hosts: Hosts, data: Path) -> None:
+    process = subprocess.Popen(provision(hosts, data, "--rate", "100kB/s"), stderr=subprocess.PIPE, text=True)
+    while len(hosts.processes()) < 5:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; nothing of it is left running\n  → the same command goes on where it stopped" in said
+    assert hosts.end_soon()
+    assert tree(hosts.home("n1") / "provision-data/data") == {}
+
+
+def removed(home: Path, dry_run: bool = False) -> dict[str, Any]:
+    """What `provision remove` does there, with a record as the toolkit has it."""
+    record = {"schema": 1, "files": {}, "claimed": [], "packages": {"added": [], "before": None}, "held": [], "removed": []}
+    (home / ".provision-record.json").write_text(json.dumps(record))
+    options = json.dumps({"record": "~/.provision-record.json", "prefix": None, "dry_run": dry_run})
+    environment = {**os.environ, "HOME": str(home), "PROVISION_REMOVE_OPTIONS": options}
+    done = subprocess.run(
+        [sys.executable, "-c", resources.script("remove.py")], capture_output=True, text=True, check=True, env=environment
+    )
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[2])
+    return answer
+
+
+def test_remove_leaves_nothing_of_it_but_what_was_changed(hosts: Hosts, data: Path) -> None:
+    hosts.push(data)
+    hosts.push(data / "model.bin", to="~/models/new/m.bin")
+    home = hosts.home("n1")
+    listed = removed(home, dry_run=True)
+    assert tree(home / "provision-data/data") == tree(data)
+    assert removed(home) == listed
+    assert listed["left"] == []
+    assert sorted(path.name for path in home.iterdir()) == [".ssh"]
+    changed = hosts.home("n2") / "provision-data/data/model.bin"
+    changed.write_text("mine")
+    (hosts.home("n2") / "provision-data/data/train/mine").write_text("mine")
+    answer = removed(hosts.home("n2"))
+    assert {"what": str(changed), "why": "it was changed since provision wrote it"} in answer["left"]
+    assert set(tree(hosts.home("n2"))) == {"provision-data/data/model.bin", "provision-data/data/train/mine"}
+
+
+def test_remove_takes_an_interrupted_push_and_leaves_what_was_there(hosts: Hosts, data: Path) -> None:
+    home = hosts.home("n5")
+    (home / "provision-data/data").mkdir(parents=True)
+    shutil.copy(data / "model.bin", home / "provision-data/data")  # the user's own
+    hosts.push(
+        data, rate=1e6, during=when(lambda made: made.targets[3].have > 9 * SMALL, lambda: [kill(hosts, each) for each in hosts.names])
+    )
+    assert removed(home)["left"] == []
+    assert {*tree(home)} == {"provision-data/data/model.bin"}
+    hosts.push(data)
+    assert removed(home)["left"] == []
+    assert {*tree(home)} == {"provision-data/data/model.bin"}
