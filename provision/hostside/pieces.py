@@ -35,13 +35,13 @@ def digest_of(digests):
 
 
 class Manifest:
-    """``pieces``: (number of the file, offset, bytes, SHA-256) of each; ``first``: the first one of each file, and their number; ``folders``."""
+    """``pieces``: (number of the file, offset, bytes, SHA-256) of each; ``first``: each file's first; ``folders``: the paths of all."""
 
     def __init__(self, data):
         """Raises ValueError where it leads out of its own folder, or contradicts itself."""
         found = json.loads(zlib.decompress(data).decode())
         self.piece, self.files = found["piece"], [(encoded(path), *more) for path, *more in found["files"]]
-        self.pieces, self.first, self.folders = [], [0], set()
+        self.pieces, self.first, self.folders = [], [], set()
         paths, top = {path for path, _, _, _ in self.files}, self.files[0][0].split(b"/")[0]
         for number, (path, _, count, digests) in enumerate(self.files):
             parts = path.split(b"/")
@@ -50,11 +50,6 @@ class Manifest:
             has_detour = parts[0] != top or {b"", b".", b".."} & set(parts) or above & paths or b"\0" in path
             if has_detour or len(digests) != 64 * -(-count // self.piece) or len(paths) < len(self.files):
                 raise ValueError("invalid manifest, at %r" % path)
+            self.first.append(len(self.pieces))
             for at in range(0, count, self.piece):
                 self.pieces.append((number, at, min(self.piece, count - at), digests[at // self.piece * 64 :][:64]))
-            self.first.append(len(self.pieces))
-
-    def there(self, number, path, beat):
-        """The numbers of the file's pieces that are at a path."""
-        own = range(self.first[number], self.first[number + 1])
-        return {piece for piece, digest in zip(own, digests_of(path, self.piece, beat)) if digest == self.pieces[piece][3]}

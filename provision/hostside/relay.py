@@ -4,17 +4,18 @@
 then ``from``, the host to take pieces from, and ``give``, the command for that, again and again; once that is "", pieces of the controller. What
 comes is compared with digest or manifest before it counts. It prints lines of a mark and JSON: ``want``, pieces of the controller; ``have``,
 bytes that are here, and ``read``, which grows while files are read; ``lost``, the host from which no more comes, and ``why``; ``done``, bytes
-that have come; ``error``. Until standard input ends, there is a folder next to the data with ``manifest``; files by their numbers, while one
-is missing; and ``have``, which it has locked: the run's name, and a byte for each piece. A record like the host's is in ~/provision-data/.records.
+that have come; ``error``. Until standard input ends, there is a folder next to the data: ``manifest``; files by their numbers, while one is
+missing; and ``have``, which it has locked: the run's name, and a byte for each piece. A record like the host's is in ~/provision-data/.records.
 
-``relay.py give DEST DIGEST RUN RATE`` is the next host's, over ssh: it reads lines of JSON, [first piece, end] of those that are wanted, and
-prints them one after another, as soon as they are here, RATE bytes a second at most unless that is 0. Piece -1 is the manifest.
+``relay.py give DEST DIGEST RUN RATE`` is the next host's, over ssh: it reads lines of JSON, the numbers of pieces (-1: the manifest), and
+prints these one after another, as soon as they are here, RATE bytes a second at most unless that is 0.
 """
 
 import collections
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import queue
@@ -34,6 +35,7 @@ FIRST = 64  # where in ``have`` the byte of piece 0 is
 POLL_S, TELL_S = 0.05, 0.3
 SLICE = 1 << 16  # bytes that are sent at a time
 ROOM = 64 << 20  # bytes that stay free on the disk
+MANY = 1 << 16  # pieces that are requested at a time
 
 
 class Refusal(Exception):
@@ -56,16 +58,6 @@ def write(path, data):
     with open(path + b".new", "wb") as file:
         file.write(data)
     os.rename(path + b".new", path)
-
-
-def ranges(numbers):
-    found = []
-    for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1][1] += 1
-        else:
-            found.append([number, number + 1])
-    return found
 
 
 class Relay:
@@ -115,28 +107,33 @@ class Relay:
             if not self.pipe or not self.orders.empty():
                 order = self.orders.get()
                 self.connect(order["from"], order["give"])
+            wanted = list(itertools.islice(left, MANY))
             if not self.process:
-                tell(want=ranges(left))
+                tell(want=wanted)
             with contextlib.suppress(OSError):  # it has ended
                 if self.process:
-                    self.process.stdin.write(json.dumps(ranges(left)).encode() + b"\n")
+                    self.process.stdin.write(json.dumps(wanted).encode() + b"\n")
                     self.process.stdin.flush()
-            while left:
-                count, digest = expected(left[0])
+            for piece in wanted:
+                count, digest = expected(piece)
                 data = self.pipe.read(count)
                 if hashlib.sha256(data).hexdigest() != digest:
+                    self.lose(len(data) == count)
                     break
                 self.came += count
                 yield left.popleft(), data
-            if left and not self.process:
-                self.leave()
-            if left and self.orders.empty():
-                self.process.kill()
-                self.process.wait()
-                self.errors.seek(0)
-                said = self.errors.read().decode(errors="replace").strip()[-300:] or "the connection has ended"
-                tell(lost=self.host, why=said if len(data) < count else "it sent a piece that is not what the manifest says")
-                self.pipe = None
+
+    def lose(self, is_whole):
+        """No more is taken from there. ``is_whole``: but it has sent something."""
+        if not self.process:
+            self.leave()
+        if self.orders.empty():
+            self.process.kill()
+            self.process.wait()
+            self.errors.seek(0)
+            said = self.errors.read().decode(errors="replace").strip()[-300:] or "the connection has ended"
+            tell(lost=self.host, why="it sent a piece that is not what the manifest says" if is_whole else said)
+            self.pipe = None
 
     def beat(self, count=0):
         """A piece is here, or was looked at."""
@@ -227,29 +224,27 @@ class Relay:
             if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
                 raise Refusal("%s is in the way: it is not a folder" % decoded(path))
         for number, (_, _, count, digests) in enumerate(self.manifest.files):
-            path, own, found = self.final(number), range(*self.manifest.first[number : number + 2]), set()
-            entry = known.get(decoded(path), {"sha256": [], "piece": 1})
+            path, found = self.final(number), []
             if os.path.lexists(path):
                 is_file = os.path.isfile(path) and not os.path.islink(path)
-                found = self.manifest.there(number, path, self.beat) if is_file else set()
-                if is_file and len(found) == len(own) and os.path.getsize(path) == count:
+                found = list(digests_of(path, self.manifest.piece, self.beat)) if is_file else [""]
+                if is_file and "".join(found) == digests:
                     self.whole.add(number)
-                elif is_file and entry["sha256"] and digest_of(digests_of(path, entry["piece"], self.beat)) in entry["sha256"]:
+                elif digest_of(found) in known.get(decoded(path), {"sha256": []})["sha256"]:
                     self.replaced.add(number)
                 else:
                     raise Refusal("%s is in the way: it is not of an earlier push, or was changed since" % decoded(path))
             if number not in self.whole:
-                found = set()
-                with contextlib.suppress(FileNotFoundError):
-                    found = self.manifest.there(number, self.draft(number), self.beat)
-                    needed -= os.lstat(self.draft(number)).st_blocks * 512
-                new[decoded(path)] = digest_of(digests)
+                new[decoded(path)], found = digest_of(digests), []
                 needed += count
-            for piece in own:
-                if piece in found:
-                    self.mark(piece)
+                with contextlib.suppress(FileNotFoundError):
+                    needed -= os.lstat(self.draft(number)).st_blocks * 512
+                    found = list(digests_of(self.draft(number), self.manifest.piece, self.beat))
+            for piece, digest in enumerate(digests[at : at + 64] for at in range(0, len(digests), 64)):
+                if found[piece : piece + 1] == [digest]:
+                    self.mark(self.manifest.first[number] + piece)
                 else:
-                    missing.append(piece)
+                    missing.append(self.manifest.first[number] + piece)
         disk = os.statvfs(self.state)
         if missing and needed > disk.f_bavail * disk.f_frsize:
             raise Refusal("%d MB are needed in %s, %d are free" % (needed >> 20, decoded(self.root), disk.f_bavail * disk.f_frsize >> 20))
@@ -303,7 +298,7 @@ def give(dest, digest, run, rate):
     out.write(b"\n%s\n" % MARK.encode())
     out.flush()
     for line in iter(sys.stdin.buffer.readline, b""):
-        for piece in (piece for first, end in json.loads(line.decode()) for piece in range(first, end)):
+        for piece in json.loads(line.decode()):
             while not has(state, run.encode(), piece):
                 if select.select([0], [], [], POLL_S)[0]:
                     return  # it is not wanted any more

@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from itertools import chain, starmap
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -42,7 +41,7 @@ _Count = Annotated[int, Field(ge=0, lt=1 << 60)]
 class _Message(BaseModel):
     """What a host says (`hostside/relay.py`)."""
 
-    want: list[tuple[int, int]] = []
+    want: list[int] = []
     have: _Count | None = None
     read: _Count = 0
     lost: str | None = None
@@ -62,7 +61,7 @@ class Target:
         failed: why it does not get them.
         sign: what grows while it goes on; grew: when it last did.
         served: pieces that it has requested from here.
-        orders: what is to be told to it: from whom to take pieces; [first, end) of those that it gets from here; None at the end.
+        orders: what is to be told to it: from whom to take pieces; pieces that it gets from here; None at the end.
     """
 
     host: Host
@@ -73,7 +72,7 @@ class Target:
     sign: int = 0
     grew: float = 0.0
     served: int = 0
-    orders: queue.SimpleQueue[Mapping[str, str] | list[tuple[int, int]] | None] = field(default_factory=queue.SimpleQueue)
+    orders: queue.SimpleQueue[Mapping[str, str] | list[int] | None] = field(default_factory=queue.SimpleQueue)
 
     @property
     def is_over(self) -> bool:
@@ -186,9 +185,7 @@ class Push:
         def feed(pipe: IO[bytes]) -> None:
             pipe.write(json.dumps(order).encode() + b"\n")
             while (item := target.orders.get()) is not None:
-                for data in (
-                    map(self._piece, chain(*starmap(range, item))) if isinstance(item, list) else [json.dumps(item).encode() + b"\n"]
-                ):
+                for data in map(self._piece, item) if isinstance(item, list) else [json.dumps(item).encode() + b"\n"]:
                     pipe.write(data)
                     pipe.flush()
 
@@ -233,8 +230,8 @@ class Push:
             target.sign, target.grew = sign, time.monotonic()
         target.have = min(message.have or target.have, self._data.bytes)
         if message.want:
-            target.served += sum(end - first for first, end in message.want)
-            if all(_MANIFEST <= first < end <= self._data.pieces for first, end in message.want) and target.served <= self._data.pieces + 1:
+            target.served += len(message.want)
+            if target.served <= self._data.pieces + 1 and all(_MANIFEST <= each < self._data.pieces for each in message.want):
                 target.orders.put(message.want)
             else:
                 self._fail(target, "it requests what there is not")

@@ -280,14 +280,14 @@ def test_a_manifest_that_leads_elsewhere_is_refused(files: list[list[Any]]) -> N
 
 @pytest.mark.parametrize(
     "answer",
-    ['{"want": [[0, 999]]}', '{"want": [[-2, 1]]}', '{"want": [[5, 3]]}', '{"have": -1}', '{"lost": 5}', "[]", '{"want": [[0, 9]]}\n' * 9],
+    ['{"want": [999]}', '{"want": [-2]}', '{"have": -1}', '{"lost": 5}', "[]", '{"want": [0, 1, 2, 3, 4, 5]}\n' * 9],
 )
 def test_what_a_host_says_is_checked(hosts: Hosts, data: Path, answer: str) -> None:
     """Its own push fails, the others' does not."""
     (hosts.homes.parent / "bin/ssh").write_text(
         (hosts.homes.parent / "bin/ssh")
         .read_text()
-        .replace("echo Welcome", "[ $host != n2 ] || case $command in *' take'*) command=\"sh -c 'cat \$HOME/says; sleep 9'\";; esac")
+        .replace("echo Welcome", "[ $host != n2 ] || case $command in *' take'*) command=\"sh -c 'cat \\$HOME/says; sleep 9'\";; esac")
     )
     (hosts.home("n2") / "says").write_text("".join(f"{module.ssh.ANSWER} {line}\n" for line in answer.splitlines()))
     made = hosts.push(data)
