@@ -30,7 +30,7 @@ from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
 from provision.remote import ssh
 from provision.remote.session import Session
 
-PIECE = 1 << 20  # bytes: a host hands on whole pieces, so a chain of 16 is 15 of them behind
+PIECE = 1 << 20  # bytes: a host hands on whole pieces, so the last of 16 is 15 of them behind the first
 STALL_S = 30.0  # without a sign of a host
 FOLDER = "~/provision-data"
 _MANIFEST = -1  # its number as a piece
@@ -42,12 +42,12 @@ class _Message(BaseModel):
     """What a host says (`hostside/relay.py`)."""
 
     want: list[int] = []
-    have: _Count | None = None
+    have: _Count = 0
     read: _Count = 0
     lost: str | None = None
     why: str = ""
     done: _Count | None = None
-    error: str | None = None
+    error: str = ""
 
 
 @dataclass(eq=False)
@@ -56,11 +56,8 @@ class Target:
 
     Attributes:
         source: from which it takes pieces; None: from here.
-        have: bytes that are there.
-        came: bytes that had to come; None before all are there.
-        failed: why it does not get them.
-        sign: what grows while it goes on; grew: when it last did.
-        served: pieces that it has requested from here.
+        have: bytes that are there; came: that had to come, None before all are there; failed: why it does not get them.
+        sign: what grows while it goes on; grew: when it last did; served: pieces that it has requested from here.
         orders: what is to be told to it: from whom to take pieces; pieces that it gets from here; None at the end.
     """
 
@@ -226,9 +223,9 @@ class Push:
 
     def _take(self, target: Target, message: _Message) -> None:
         """Act on what a host says."""
-        if (sign := (message.have or 0) + message.read) > target.sign:
+        if (sign := message.have + message.read) > target.sign:
             target.sign, target.grew = sign, time.monotonic()
-        target.have = min(message.have or target.have, self._data.bytes)
+        target.have = max(target.have, min(message.have, self._data.bytes))
         if message.want:
             target.served += len(message.want)
             if target.served <= self._data.pieces + 1 and all(_MANIFEST <= each < self._data.pieces for each in message.want):
@@ -237,7 +234,7 @@ class Push:
                 self._fail(target, "it requests what there is not")
         if message.lost is not None and (source := target.source) is not None and source.host.name == message.lost:
             self._move(target, source.source, message.why)
-        if message.error is not None and target.came is None:
+        if message.error and target.came is None:
             self._fail(target, message.error)
         if message.done is not None:
             target.came = message.done
