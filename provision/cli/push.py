@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 import time
@@ -26,7 +27,7 @@ _MIN_RATE = 100_000  # bytes a second: less looks like a host that has stopped
 @with_options(passwords=passwords)
 def push(
     hosts: Hosts,
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A file or folder here: a data set, a model.", exists=True)],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A file or folder here: a data set, a model.")],
     to: Annotated[str | None, typer.Option("--to", metavar="PATH", help=f"Its path there, by default {FOLDER}/NAME, as here.")] = None,
     rate: Annotated[
         str | None, typer.Option("--rate", metavar="RATE", help="What each host and this machine send at most: 50MB/s.")
@@ -38,7 +39,7 @@ def push(
 ) -> None:
     """Copy a file or folder to all hosts of a cluster: from here once, then from host to host. What a host has is not sent again."""
     inventory = inventory_of(hosts, limit)
-    dest = posixpath.normpath(to or f"{FOLDER}/{source.resolve().name}")
+    dest = posixpath.normpath(to or f"{FOLDER}/{os.path.basename(os.path.abspath(source))}")
     if posixpath.basename(dest) in ("", ".", "..", "~") or re.match("~[^/]", dest):
         raise UsageError(f"invalid --to {to or source}: expected the path of a file or folder")
     with progress.make() as shown, host_locks.acquired(inventory, "provision push"):

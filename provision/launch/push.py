@@ -81,6 +81,8 @@ class Data:
 
     def __init__(self, source: Path, name: str) -> None:
         """Read all of it once. Raises UsageError where it cannot be read, or there is no file in it."""
+        if not source.exists():
+            raise UsageError("no such file or folder", where=str(source))
         self.left_out: list[str] = []
         self._pieces: list[tuple[Path, int, str]] = []
         # Files of a snapshot in Hugging Face's cache are links to its folder `blobs`.
