@@ -38,7 +38,7 @@ def push(
     passwords: Mapping[str, str],
 ) -> None:
     """Copy a file or folder to all hosts of a cluster: from here once, then from host to host. What a host has is not sent again."""
-    inventory = inventory_of(hosts, limit)
+    inventory, most = inventory_of(hosts, limit), _rate(rate)
     dest = posixpath.normpath(to or f"{FOLDER}/{os.path.basename(os.path.abspath(source))}")
     if posixpath.basename(dest) in ("", ".", "..", "~") or re.match("~[^/]", dest):
         raise UsageError(f"invalid --to {to or source}: expected the path of a file or folder")
@@ -46,21 +46,19 @@ def push(
         shown.doing(f"reading {source} …")
         data, began = Data(source, posixpath.basename(dest)), time.monotonic()
         with Session(inventory, shown, passwords, command="provision push") as session:
-            made = Push(session, data, dest, _rate(rate))
+            made = Push(session, data, dest, most)
             made.run()
-            failed = {each.host.name: each.failed for each in made.targets if each.failed}
-            session.record.exit_code = 1 if failed else 0
-    done, seconds = len(made.targets) - len(failed), time.monotonic() - began
+            done = sum(not each.failed for each in made.targets)
+            session.record.exit_code = int(done < len(made.targets))
+    seconds = time.monotonic() - began
     if json_:
         about = {"path": dest, "digest": data.digest, "files": data.files, "bytes": data.bytes, "seconds": round(seconds, 1)}
         hosts_ = [{"host": each.host.name, "received": each.came, "problem": each.failed or None} for each in made.targets]
-        terminal.print_json({"schema": 1, "ok": not failed, **about, "hosts": hosts_})
+        terminal.print_json({"schema": 1, "ok": done == len(made.targets), **about, "hosts": hosts_})
     elif done:
         what = f"pushed {counted(data.files, 'file')}, {size(data.bytes)} to {counted(done, 'host')}"
         terminal.out().say(f"{what} in {duration(seconds)}: {dest}")
-    for host, why in failed.items():
-        terminal.err().say(f"{host}: {why}", "bold red")
-    if failed:
+    if done < len(made.targets):
         raise typer.Exit(1)
 
 

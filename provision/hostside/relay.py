@@ -32,7 +32,7 @@ from .pieces import Manifest, decoded, digest_of, digests_of, encoded
 MARK = "===PROVISION-ANSWER==="
 HOME = os.fsencode(os.path.expanduser("~"))
 FIRST = 64  # where in ``have`` the byte of piece 0 is
-POLL_S, TELL_S = 0.05, 0.3
+POLL_S, TELL_S = 0.02, 0.3
 SLICE = 1 << 16  # bytes that are sent at a time
 ROOM = 64 << 20  # bytes that stay free on the disk
 MANY = 1 << 16  # pieces that are requested at a time

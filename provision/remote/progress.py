@@ -116,7 +116,7 @@ class Progress:
 
     def copying(self, text: str) -> None:
         """Show how far copying is. To be called again and again."""
-        if (now := time.monotonic()) >= self._speaks:
+        if (now := time.monotonic()) >= max(self._speaks, (self._stage.began if self._stage else now) + _WAITS_S):
             self.line(text)
             self._speaks = now + _WAITS_S
 

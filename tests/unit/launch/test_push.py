@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -70,8 +71,10 @@ def when(is_so: Callable[[Push], bool], act: Callable[[], object]) -> Callable[[
 
 
 def kill(hosts: Hosts, name: str, number: int = signal.SIGKILL) -> None:
-    for pid in hosts.processes(name):
-        os.kill(pid, number)
+    """What takes there, and what gives."""
+    for pid in hosts.processes(name) + hosts.processes(name, b"give"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def test_every_host_has_it_and_this_machine_sends_it_once(hosts: Hosts, data: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -295,6 +298,10 @@ def test_what_a_host_says_is_checked(hosts: Hosts, data: Path, answer: str) -> N
     assert all(tree(hosts.home(name) / "provision-data/data") == tree(data) for name in hosts.names if name != "n2")
 
 
+def test_old_pythons_can_read_what_runs_on_hosts() -> None:
+    ast.parse(resources.script("relay.py"), feature_version=(3, 6))
+
+
 def test_hosts_with_one_home_take_it_once(hosts: Hosts, data: Path) -> None:
     for name in ("n2", "n4"):
         shutil.rmtree(hosts.home(name))
@@ -423,3 +430,25 @@ def test_remove_takes_an_interrupted_push_and_leaves_what_was_there(hosts: Hosts
     hosts.push(data)
     assert removed(home)["left"] == []
     assert {*tree(home)} == {"provision-data/data/model.bin"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(50))
+def test_fifty_kills(hosts: Hosts, data: Path, seed: int) -> None:
+    """One or two hosts, each at any moment, and never the same moment twice."""
+    chance = random.Random(1000 + seed)
+    victims = {name: chance.uniform(0, 1) for name in chance.sample(hosts.names, chance.choice((1, 1, 2)))}
+
+    def disturb(made: Push) -> None:
+        for name, part in sorted(victims.items(), key=lambda each: each[1]):
+            target = made.targets[hosts.names.index(name)]
+            when(
+                lambda made, target=target, part=part: target.have >= part * made._data.bytes or target.is_over,
+                lambda name=name: kill(hosts, name),
+            )(made)
+
+    made = hosts.push(data, rate=2e6, during=disturb)
+    assert {*failures(made)} <= {*victims}
+    for name in {*hosts.names} - {*failures(made)}:
+        assert tree(hosts.home(name) / "provision-data/data") == tree(data)
+    assert hosts.end_soon()
