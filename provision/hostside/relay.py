@@ -34,8 +34,8 @@ HOME = os.fsencode(os.path.expanduser("~"))
 FIRST = 64  # where in ``have`` the byte of piece 0 is
 POLL_S, TELL_S = 0.02, 0.3
 SLICE = 1 << 16  # bytes that are sent at a time
-ROOM = 64 << 20  # bytes that stay free on the disk
 MANY = 1 << 16  # pieces that are requested at a time
+ROOM = 64 << 20  # bytes that stay free on the disk
 
 
 class Refusal(Exception):
@@ -67,7 +67,7 @@ class Relay:
         self.order, self.process, self.pipe, self.orders = order, None, None, queue.Queue()
         self.root, self.state = place(order["dest"], order["digest"])
         name = hashlib.sha256(os.path.join(self.root, encoded(os.path.basename(order["dest"])))).hexdigest()
-        self.record = os.path.join(HOME, b"provision-data", b".records", name.encode() + b".json")
+        self.record_path = os.path.join(HOME, b"provision-data", b".records", name.encode() + b".json")
         self.have, self.came, self.read, self.told, self.is_done = 0, 0, 0, 0.0, False
         self.whole, self.replaced = set(), set()
         threading.Thread(target=self.listen, daemon=True).start()
@@ -86,14 +86,14 @@ class Relay:
         """The controller needs this no more, or is gone."""
         if self.is_done:
             shutil.rmtree(self.state, ignore_errors=True)
-        os._exit(0 if self.is_done else 1)
+        os._exit(0 if self.is_done else 1)  # another thread may read standard input
 
-    def connect(self, host, give):
-        self.host, self.process, self.pipe = host, None, sys.stdin.buffer
-        if host:
+    def connect(self, order):
+        self.host, self.process, self.pipe = order["from"], None, sys.stdin.buffer
+        if self.host:
             self.errors = tempfile.TemporaryFile()
             mesh = os.path.join(HOME, b".ssh", b"provision_config")
-            ssh = ["ssh", "-F", mesh, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "--", host, give]
+            ssh = ["ssh", "-F", mesh, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "--", self.host, order["give"]]
             self.process = subprocess.Popen(ssh, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
             self.pipe = self.process.stdout
             if not self.orders.empty():
@@ -105,34 +105,31 @@ class Relay:
         left = collections.deque(pieces)
         while left:
             if not self.pipe or not self.orders.empty():
-                order = self.orders.get()
-                self.connect(order["from"], order["give"])
+                self.connect(self.orders.get())
             wanted = list(itertools.islice(left, MANY))
             if not self.process:
                 tell(want=wanted)
-            with contextlib.suppress(OSError):  # it has ended
-                if self.process:
+            else:
+                with contextlib.suppress(OSError):  # it has ended
                     self.process.stdin.write(json.dumps(wanted).encode() + b"\n")
                     self.process.stdin.flush()
             for piece in wanted:
                 count, digest = expected(piece)
                 data = self.pipe.read(count)
                 if hashlib.sha256(data).hexdigest() != digest:
-                    self.lose(len(data) == count)
+                    self.lose("it sent a piece that is not what the manifest says" if len(data) == count else "")
                     break
                 self.came += count
                 yield left.popleft(), data
 
-    def lose(self, is_whole):
-        """No more is taken from there. ``is_whole``: but it has sent something."""
+    def lose(self, why):
         if not self.process:
             self.leave()
         if self.orders.empty():
             self.process.kill()
             self.process.wait()
             self.errors.seek(0)
-            said = self.errors.read().decode(errors="replace").strip()[-300:] or "the connection has ended"
-            tell(lost=self.host, why="it sent a piece that is not what the manifest says" if is_whole else said)
+            tell(lost=self.host, why=why or self.errors.read().decode(errors="replace").strip()[-300:] or "the connection has ended")
             self.pipe = None
 
     def beat(self, count=0):
@@ -142,17 +139,13 @@ class Relay:
             self.told = time.monotonic()
             tell(have=self.have, read=self.read)
 
-    def draft(self, number):
-        return os.path.join(self.state, b"%d" % number)
-
-    def final(self, number):
-        return os.path.join(self.root, self.manifest.files[number][0])
-
     def run(self):
         ((_, data),) = self.get([-1], lambda _: (self.order["size"], self.order["digest"]))
         self.manifest = Manifest(data)
+        self.drafts = [os.path.join(self.state, b"%d" % number) for number in range(len(self.manifest.files))]
+        self.finals = [os.path.join(self.root, path) for path, _, _, _ in self.manifest.files]
         is_new = not os.path.exists(self.state)
-        self.note({}, [self.state, os.path.dirname(self.record)])
+        self.note({}, [self.state, os.path.dirname(self.record_path)])
         os.makedirs(self.state, 0o700, exist_ok=True)
         try:
             self.lock()
@@ -165,7 +158,7 @@ class Relay:
             raise
         for piece, data in self.get(missing, lambda piece: self.manifest.pieces[piece][2:]):
             number, offset, _, _ = self.manifest.pieces[piece]
-            with os.fdopen(os.open(self.draft(number), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
+            with os.fdopen(os.open(self.drafts[number], os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
                 file.seek(offset)
                 file.write(data)
             self.mark(piece)
@@ -179,28 +172,22 @@ class Relay:
         self.process.kill()
         threading.Event().wait()
 
-    def known(self):
-        """The record of what was pushed to this place."""
-        try:
-            with open(self.record) as file:
-                return json.load(file)
-        except FileNotFoundError:
-            return {"files": {}, "claimed": []}
-
     def note(self, files, folders):
         """Record what is about to be made. ``files``: path → digest of the whole file."""
         if not os.path.exists(os.path.join(HOME, b".provision-record.json")):
             raise Refusal("nothing is installed here yet")
-        record = self.known()
+        self.record = {"files": {}, "claimed": []}
+        with contextlib.suppress(FileNotFoundError), open(self.record_path) as file:
+            self.record = json.load(file)
         for path, digest in files.items():
-            before = record["files"].get(path, {"sha256": []})["sha256"][-1:]
-            record["files"][path] = {"path": path, "piece": self.manifest.piece, "sha256": [*before, digest]}
+            before = self.record["files"].get(path, {"sha256": []})["sha256"][-1:]
+            self.record["files"][path] = {"path": path, "piece": self.manifest.piece, "sha256": [*before, digest]}
         for path in folders:
-            while not os.path.lexists(path) and decoded(path) not in record["claimed"]:
-                record["claimed"].append(decoded(path))
+            while not os.path.lexists(path) and decoded(path) not in self.record["claimed"]:
+                self.record["claimed"].append(decoded(path))
                 path = os.path.dirname(path)
-        os.makedirs(os.path.dirname(self.record), 0o700, exist_ok=True)
-        write(self.record, json.dumps(record, indent=1, sort_keys=True).encode())
+        os.makedirs(os.path.dirname(self.record_path), 0o700, exist_ok=True)
+        write(self.record_path, json.dumps(self.record, indent=1, sort_keys=True).encode())
 
     def lock(self):
         """Wait for the end of another push of this to the same place: of another controller, or of a host that shares it."""
@@ -218,19 +205,19 @@ class Relay:
 
     def look(self):
         """The pieces that are missing. Refuses where a file is in the way, or the disk is too small."""
-        known, new, missing, needed = self.known()["files"], {}, [], ROOM
+        new, missing, needed = {}, [], ROOM
         folders = [os.path.join(self.root, folder) for folder in sorted(self.manifest.folders)]
         for path in folders:
             if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
                 raise Refusal("%s is in the way: it is not a folder" % decoded(path))
         for number, (_, _, count, digests) in enumerate(self.manifest.files):
-            path, found = self.final(number), []
+            path, found = self.finals[number], []
             if os.path.lexists(path):
                 is_file = os.path.isfile(path) and not os.path.islink(path)
                 found = list(digests_of(path, self.manifest.piece, self.beat)) if is_file else [""]
                 if is_file and "".join(found) == digests:
                     self.whole.add(number)
-                elif digest_of(found) in known.get(decoded(path), {"sha256": []})["sha256"]:
+                elif digest_of(found) in self.record["files"].get(decoded(path), {"sha256": []})["sha256"]:
                     self.replaced.add(number)
                 else:
                     raise Refusal("%s is in the way: it is not of an earlier push, or was changed since" % decoded(path))
@@ -238,16 +225,16 @@ class Relay:
                 new[decoded(path)], found = digest_of(digests), []
                 needed += count
                 with contextlib.suppress(FileNotFoundError):
-                    needed -= os.lstat(self.draft(number)).st_blocks * 512
-                    found = list(digests_of(self.draft(number), self.manifest.piece, self.beat))
-            for piece, digest in enumerate(digests[at : at + 64] for at in range(0, len(digests), 64)):
-                if found[piece : piece + 1] == [digest]:
+                    needed -= os.lstat(self.drafts[number]).st_blocks * 512
+                    found = list(digests_of(self.drafts[number], self.manifest.piece, self.beat))
+            for piece in range(-(-count // self.manifest.piece)):
+                if found[piece : piece + 1] == [digests[64 * piece :][:64]]:
                     self.mark(self.manifest.first[number] + piece)
                 else:
                     missing.append(self.manifest.first[number] + piece)
-        disk = os.statvfs(self.state)
-        if missing and needed > disk.f_bavail * disk.f_frsize:
-            raise Refusal("%d MB are needed in %s, %d are free" % (needed >> 20, decoded(self.root), disk.f_bavail * disk.f_frsize >> 20))
+        free = os.statvfs(self.state).f_bavail * os.statvfs(self.state).f_frsize
+        if missing and needed > free:
+            raise Refusal("%d MB are needed in %s, %d are free" % (needed >> 20, decoded(self.root), free >> 20))
         self.note(new, folders)
         return missing
 
@@ -258,16 +245,16 @@ class Relay:
         for number, (_, is_program, _, _) in enumerate(self.manifest.files):
             self.beat()
             if number not in self.whole:
-                open(self.draft(number), "ab").close()  # an empty file has no piece
-                os.chmod(self.draft(number), (0o777 if is_program else 0o666) & ~mask)
-                os.makedirs(os.path.dirname(self.final(number)), exist_ok=True)
-                if os.path.lexists(self.final(number)) and number not in self.replaced:
-                    raise Refusal("%s is in the way: it was not there at first" % decoded(self.final(number)))
-                os.rename(self.draft(number), self.final(number))
+                open(self.drafts[number], "ab").close()  # an empty file has no piece
+                os.chmod(self.drafts[number], (0o777 if is_program else 0o666) & ~mask)
+                os.makedirs(os.path.dirname(self.finals[number]), exist_ok=True)
+                if os.path.lexists(self.finals[number]) and number not in self.replaced:
+                    raise Refusal("%s is in the way: it was not there at first" % decoded(self.finals[number]))
+                os.rename(self.drafts[number], self.finals[number])
 
 
 def is_free(file, kind):
-    """Whether a file was not locked by another process; now it is by this one."""
+    """Whether another process has not locked a file; now this one has."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
         return True
@@ -297,37 +284,35 @@ def give(dest, digest, run, rate):
     (root, state), manifest, ready, out = place(dest, digest), None, 0.0, sys.stdout.buffer
     out.write(b"\n%s\n" % MARK.encode())
     out.flush()
-    for line in iter(sys.stdin.buffer.readline, b""):
-        for piece in json.loads(line.decode()):
-            while not has(state, run.encode(), piece):
-                if select.select([0], [], [], POLL_S)[0]:
-                    return  # it is not wanted any more
-            data = content(os.path.join(state, b"manifest")) if piece < 0 or not manifest else b""
-            manifest = manifest or Manifest(data)
-            if piece >= 0:
-                number, offset, count, _ = manifest.pieces[piece]
-                try:
-                    data = content(os.path.join(state, b"%d" % number), offset, count)
-                except FileNotFoundError:
-                    data = content(os.path.join(root, manifest.files[number][0]), offset, count)
-            for at in range(0, len(data), SLICE):
-                out.write(data[at : at + SLICE])
-                out.flush()
-                ready = max(ready, time.monotonic()) + (len(data[at : at + SLICE]) / float(rate) if float(rate) else 0.0)
-                time.sleep(max(0.0, ready - time.monotonic()))
+    for piece in itertools.chain.from_iterable(json.loads(line.decode()) for line in iter(sys.stdin.buffer.readline, b"")):
+        while not has(state, run.encode(), piece):
+            if select.select([0], [], [], POLL_S)[0]:
+                return  # it is not wanted any more
+        data = content(os.path.join(state, b"manifest")) if piece < 0 or not manifest else b""
+        manifest = manifest or Manifest(data)
+        if piece >= 0:
+            number, offset, count, _ = manifest.pieces[piece]
+            try:
+                data = content(os.path.join(state, b"%d" % number), offset, count)
+            except FileNotFoundError:
+                data = content(os.path.join(root, manifest.files[number][0]), offset, count)
+        for part in (data[at : at + SLICE] for at in range(0, len(data), SLICE)):
+            out.write(part)
+            out.flush()
+            ready = max(ready, time.monotonic()) + (len(part) / float(rate) if float(rate) else 0.0)
+            time.sleep(max(0.0, ready - time.monotonic()))
 
 
 def main(what, *words):
     try:
         give(*words) if what == "give" else Relay(json.loads(sys.stdin.buffer.readline().decode())).run()
     except Exception as error:
-        path = getattr(error, "filename", None)
-        text = getattr(error, "strerror", None) or str(error) or repr(error)
-        text = "%s: %s" % (decoded(path) if isinstance(path, bytes) else path, text) if path else text
+        path, text = getattr(error, "filename", None), getattr(error, "strerror", None) or str(error) or repr(error)
+        text = "%s: %s" % (os.fsencode(path).decode(errors="replace"), text) if path else text
         if what == "give":
             sys.exit(text)
         tell(error=text.encode("utf-8", "replace").decode())
-        os._exit(1)  # a thread may still read standard input
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -195,7 +195,7 @@ class Push:
                 message = _Message.model_validate_json(text) if is_ours else None
             except ValidationError:
                 message = _Message(error="invalid answer")
-            said = said if message else line.strip() or said
+            said = "" if message else line.strip() or said
             with self._lock:
                 self._take(target, message or _Message())
 

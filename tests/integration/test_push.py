@@ -1,6 +1,6 @@
 """`provision push` over real ssh: on a cluster of which a host dies in the middle, and, slow, to 16 hosts behind slow links.
 
-The 16 are network namespaces with sshd. Each has a home of its own on this machine, the ssh configuration of `provision up`, and a record as if
+The 16 are network namespaces with sshd. Each has a home of its own here, the ssh configuration of `provision up`, and a record as if
 that had run; nothing is installed there.
 """
 
