@@ -21,7 +21,6 @@ from provision.remote import host_locks, progress
 from provision.remote.session import Session
 
 _UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
-_MIN_RATE = 100_000  # bytes a second: less looks like a host that has stopped
 
 
 @with_options(passwords=passwords)
@@ -29,9 +28,7 @@ def push(
     hosts: Hosts,
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A file or folder here: a data set, a model.")],
     to: Annotated[str | None, typer.Option("--to", metavar="PATH", help=f"Its path there, by default {FOLDER}/NAME, as here.")] = None,
-    rate: Annotated[
-        str | None, typer.Option("--rate", metavar="RATE", help="What each host and this machine send at most: 50MB/s.")
-    ] = None,
+    rate: Annotated[str | None, typer.Option("--rate", metavar="RATE", help="What each host, and this machine, sends: 50MB/s.")] = None,
     limit: Limit = None,
     json_: Json = False,
     *,
@@ -66,6 +63,6 @@ def _rate(text: str | None) -> float:
     """``50MB/s`` as bytes a second; 0 without a limit. Raises UsageError."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d+)?) ?([kMG])B(?:/s)?", text or "")
     rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
-    if text is not None and rate < _MIN_RATE:
+    if text is not None and rate < 1e5:  # less looks like a host that has stopped
         raise UsageError(f"invalid --rate {text}: expected a rate such as 50MB/s, and at least 100kB/s")
     return rate

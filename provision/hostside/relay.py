@@ -8,7 +8,7 @@ that have come; ``error``. Until standard input ends, there is a folder next to 
 missing; and ``have``, which it has locked: the run's name, and a byte for each piece. A record like the host's is in ~/provision-data/.records.
 
 ``relay.py give DEST DIGEST RUN RATE`` is the next host's, over ssh: it reads lines of JSON, the numbers of pieces (-1: the manifest), and
-prints these one after another, as soon as they are here, RATE bytes a second at most unless that is 0.
+prints these one after another, as soon as they are here, RATE bytes a second at most unless that is 0. It ends with its standard input.
 """
 
 import collections
@@ -36,10 +36,6 @@ POLL_S, TELL_S = 0.02, 0.3
 SLICE = 1 << 16  # bytes that are sent at a time
 MANY = 1 << 16  # pieces that are requested at a time
 ROOM = 64 << 20  # bytes that stay free on the disk
-
-
-class Refusal(Exception):
-    """Why nothing is copied to this host."""
 
 
 def place(dest, digest):
@@ -91,8 +87,7 @@ class Relay:
     def connect(self, order):
         self.host, self.process, self.pipe = order["from"], None, sys.stdin.buffer
         if self.host:
-            self.errors = tempfile.TemporaryFile()
-            mesh = os.path.join(HOME, b".ssh", b"provision_config")
+            self.errors, mesh = tempfile.TemporaryFile(), os.path.join(HOME, b".ssh", b"provision_config")
             ssh = ["ssh", "-F", mesh, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "--", self.host, order["give"]]
             self.process = subprocess.Popen(ssh, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
             self.pipe = self.process.stdout
@@ -152,7 +147,7 @@ class Relay:
             write(os.path.join(self.state, b"manifest"), data)
             self.mark(-1)
             missing = self.look()
-        except Refusal:
+        except ValueError:
             if is_new:
                 shutil.rmtree(self.state)
             raise
@@ -175,7 +170,7 @@ class Relay:
     def note(self, files, folders):
         """Record what is about to be made. ``files``: path → digest of the whole file."""
         if not os.path.exists(os.path.join(HOME, b".provision-record.json")):
-            raise Refusal("nothing is installed here yet")
+            raise ValueError("nothing is installed here yet")
         self.record = {"files": {}, "claimed": []}
         with contextlib.suppress(FileNotFoundError), open(self.record_path) as file:
             self.record = json.load(file)
@@ -192,9 +187,13 @@ class Relay:
     def lock(self):
         """Wait for the end of another push of this to the same place: of another controller, or of a host that shares it."""
         self.journal = os.open(os.path.join(self.state, b"have"), os.O_RDWR | os.O_CREAT, 0o600)
-        while not is_free(self.journal, fcntl.LOCK_EX):
-            tell(read=os.fstat(self.journal).st_size)
-            time.sleep(TELL_S)
+        while True:
+            try:
+                fcntl.flock(self.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                tell(read=os.fstat(self.journal).st_size)
+                time.sleep(TELL_S)
         os.ftruncate(self.journal, 0)
         os.pwrite(self.journal, self.order["run"].encode(), 0)
 
@@ -209,7 +208,7 @@ class Relay:
         folders = [os.path.join(self.root, folder) for folder in sorted(self.manifest.folders)]
         for path in folders:
             if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
-                raise Refusal("%s is in the way: it is not a folder" % decoded(path))
+                raise ValueError("%s is in the way: it is not a folder" % decoded(path))
         for number, (_, _, count, digests) in enumerate(self.manifest.files):
             path, found = self.finals[number], []
             if os.path.lexists(path):
@@ -220,7 +219,7 @@ class Relay:
                 elif digest_of(found) in self.record["files"].get(decoded(path), {"sha256": []})["sha256"]:
                     self.replaced.add(number)
                 else:
-                    raise Refusal("%s is in the way: it is not of an earlier push, or was changed since" % decoded(path))
+                    raise ValueError("%s is in the way: it is not of an earlier push, or was changed since" % decoded(path))
             if number not in self.whole:
                 new[decoded(path)], found = digest_of(digests), []
                 needed += count
@@ -234,7 +233,7 @@ class Relay:
                     missing.append(self.manifest.first[number] + piece)
         free = os.statvfs(self.state).f_bavail * os.statvfs(self.state).f_frsize
         if missing and needed > free:
-            raise Refusal("%d MB are needed in %s, %d are free" % (needed >> 20, decoded(self.root), free >> 20))
+            raise ValueError("%d MB are needed in %s, %d are free" % (needed >> 20, decoded(self.root), free >> 20))
         self.note(new, folders)
         return missing
 
@@ -249,29 +248,14 @@ class Relay:
                 os.chmod(self.drafts[number], (0o777 if is_program else 0o666) & ~mask)
                 os.makedirs(os.path.dirname(self.finals[number]), exist_ok=True)
                 if os.path.lexists(self.finals[number]) and number not in self.replaced:
-                    raise Refusal("%s is in the way: it was not there at first" % decoded(self.finals[number]))
+                    raise ValueError("%s is in the way: it was not there at first" % decoded(self.finals[number]))
                 os.rename(self.drafts[number], self.finals[number])
 
 
-def is_free(file, kind):
-    """Whether another process has not locked a file; now this one has."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
-
-
 def has(state, run, piece):
-    """Whether the process that takes has it; exits where it never will."""
+    """Whether the process that takes for this run has it."""
     with contextlib.suppress(FileNotFoundError), open(os.path.join(state, b"have"), "rb") as journal:
-        is_over = is_free(journal, fcntl.LOCK_SH)
-        if os.pread(journal.fileno(), len(run), 0) == run:
-            if os.pread(journal.fileno(), 1, FIRST + piece) == b"+":
-                return True
-            if is_over:
-                sys.exit("it has ended before it had all")
-    return False
+        return journal.read(len(run)) == run and os.pread(journal.fileno(), 1, FIRST + piece) == b"+"
 
 
 def content(path, offset=0, count=-1):

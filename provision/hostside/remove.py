@@ -46,12 +46,12 @@ class Removal:
         with open(record_path) as file:
             self.record = json.load(file)
         # What `provision push` has copied to the login's home has records of its own there.
-        self.pushed = glob.glob(os.path.join(glob.escape(os.path.dirname(record_path)), "provision-data/.records/*.json"))
-        why = distrust(*self.pushed)
-        if why:
-            self.leave(os.path.dirname(self.pushed[0]), "another user could have written it: %s" % why)
-            self.pushed = []
-        for path in self.pushed:
+        found = glob.glob(os.path.join(glob.escape(os.path.dirname(record_path)), "provision-data/.records/*.json"))
+        self.pushed = [path for path in found if distrust(path) is None]
+        for path in found:
+            if path not in self.pushed:
+                self.leave(path, "another user could have written it: %s" % distrust(path))
+                continue
             with open(path) as file:
                 pushed = json.load(file)
             self.record["files"].update(pushed["files"])
@@ -126,7 +126,7 @@ class Removal:
         """Remove a file that `provision push` has copied, which may be large."""
         if not os.path.lexists(path):
             return
-        if os.path.islink(path) or digest_of(digests_of(path, entry["piece"])) not in entry["sha256"]:
+        if os.path.islink(path) or not os.path.isfile(path) or digest_of(digests_of(path, entry["piece"])) not in entry["sha256"]:
             self.leave(path, "it was changed since provision wrote it")
             return
         self.removed.append(path)

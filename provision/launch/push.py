@@ -6,6 +6,7 @@ each takes pieces is decided here: where that one is lost, or nothing comes from
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -81,23 +82,17 @@ class Data:
 
     def __init__(self, source: Path, name: str) -> None:
         """Read all of it once. Raises UsageError where it cannot be read, or there is no file in it."""
-        if not source.exists():
-            raise UsageError("no such file or folder", where=str(source))
-        self.left_out: list[str] = []
-        self._pieces: list[tuple[Path, int, str]] = []
-        # Files of a snapshot in Hugging Face's cache are links to its folder `blobs`.
+        self.left_out, self.bytes = list[str](), 0
+        self._pieces, files = list[tuple[Path, int, str]](), list[tuple[str, bool, int, str]]()
+        # Files of a snapshot in Hugging Face's cache are links to the folder `blobs` of the model.
         self._root = source.resolve().parents[1] if source.resolve().parent.name == "snapshots" else source.resolve()
-        files: list[tuple[str, bool, int, str]] = []
-        self.bytes = 0
         try:
-            for path, place in self._walk(source.resolve(), name):
-                found = []
+            for path, place in self._walk(source.resolve(strict=True), name):
                 with path.open("rb") as file:
-                    for at, part in enumerate(iter(lambda: file.read(PIECE), b"")):
-                        found.append(hashlib.sha256(part).hexdigest())
-                        self._pieces.append((path, at * PIECE, found[-1]))
+                    found = [hashlib.sha256(part).hexdigest() for part in iter(lambda: file.read(PIECE), b"")]
                     files.append((place, os.access(path, os.X_OK), file.tell(), "".join(found)))
-                    self.bytes += file.tell()
+                self._pieces += [(path, at * PIECE, digest) for at, digest in enumerate(found)]
+                self.bytes += files[-1][2]
         except OSError as error:
             raise UsageError(f"it cannot be read: {error.strerror}", where=str(error.filename or source)) from error
         if not files:
@@ -122,13 +117,10 @@ class Data:
         if piece == _MANIFEST:
             return self.manifest
         path, offset, digest = self._pieces[piece]
-        try:
-            with path.open("rb") as file:
-                file.seek(offset)
-                if hashlib.sha256(data := file.read(PIECE)).hexdigest() == digest:
-                    return data
-        except OSError as error:
-            raise ProvisionError(f"it cannot be read any more: {error.strerror}", where=str(path)) from error
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(offset)
+            if hashlib.sha256(data := file.read(PIECE)).hexdigest() == digest:
+                return data
         raise ProvisionError("it has changed while it was pushed", where=str(path), hint="push it again")
 
 
