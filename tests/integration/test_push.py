@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -33,7 +32,8 @@ NETWORK = "10.214.77.{}"
 def data_in(folder: Path, megabytes: int) -> Path:
     """A data set: one large file and some small ones."""
     (folder / "data/train").mkdir(parents=True)
-    (folder / "data/large.bin").write_bytes(random.Random(megabytes).randbytes(megabytes * MEGABYTE))
+    with (folder / "data/large.bin").open("wb") as file:
+        file.writelines(os.urandom(MEGABYTE) for _ in range(megabytes))
     for number in range(20):
         (folder / f"data/train/{number}.txt").write_text(f"{number}\n")
     return folder / "data"
