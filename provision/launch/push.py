@@ -35,7 +35,7 @@ PIECE = 1 << 20  # bytes: a host hands on whole pieces, so the last of 16 is 15 
 STALL_S = 30.0  # without a sign of a host
 FOLDER = "~/provision-data"
 _MANIFEST = -1  # its number as a piece
-_TICK_S = 0.2
+_TICK_S, _STARTS_S = 0.2, 3.0  # how often hosts are looked at; within which all are started
 _Count = Annotated[int, Field(ge=0, lt=1 << 60)]
 
 
@@ -147,9 +147,11 @@ class Push:
             def stops() -> bool:
                 return interrupted.is_set() or self._broken is not None
 
+            runs = []
             for target in self.targets:
                 self._give(target, target.source)
-            runs = [pool.submit(self._attend, target, stops) for target in self.targets]
+                runs.append(pool.submit(self._attend, target, stops))
+                time.sleep(min(0.1, _STARTS_S / len(self.targets)))  # the first ones need this machine's processor now, the last ones later
             while wait(runs, _TICK_S).not_done:
                 with self._lock:
                     left = self._judge(time.monotonic())
