@@ -147,9 +147,10 @@ class Push:
             def stops() -> bool:
                 return interrupted.is_set() or self._broken is not None
 
-            runs = []
             for target in self.targets:
                 self._give(target, target.source)
+            runs = []
+            for target in self.targets:
                 runs.append(pool.submit(self._attend, target, stops))
                 time.sleep(min(0.1, _STARTS_S / len(self.targets)))  # the first ones need this machine's processor now, the last ones later
             while wait(runs, _TICK_S).not_done:
