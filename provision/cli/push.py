@@ -16,7 +16,7 @@ from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.base.text import counted, duration, size
 from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
-from provision.launch.push import FOLDER, Data, Push
+from provision.launch.push import Data, Push
 from provision.remote import host_locks, progress
 from provision.remote.session import Session
 
@@ -27,7 +27,9 @@ _UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 def push(
     hosts: Hosts,
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A file or folder here: a data set, a model.")],
-    to: Annotated[str | None, typer.Option("--to", metavar="PATH", help=f"Its path there, by default {FOLDER}/NAME, as here.")] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="PATH", help="Its path there, by default ~/provision-data/NAME, as here.")
+    ] = None,
     rate: Annotated[str | None, typer.Option("--rate", metavar="RATE", help="What each host, and this machine, sends: 50MB/s.")] = None,
     limit: Limit = None,
     json_: Json = False,
@@ -36,8 +38,8 @@ def push(
 ) -> None:
     """Copy a file or folder to all hosts of a cluster: from here once, then from host to host. What a host has is not sent again."""
     inventory, most = inventory_of(hosts, limit), _rate(rate)
-    dest = posixpath.normpath(to or f"{FOLDER}/{os.path.basename(os.path.abspath(source))}")
-    if posixpath.basename(dest) in ("", ".", "..", "~") or re.match("~[^/]", dest):
+    dest = posixpath.normpath((to or f"provision-data/{os.path.basename(os.path.abspath(source))}").removeprefix("~/"))
+    if posixpath.basename(dest) in ("", ".", "..") or dest.startswith("~"):
         raise UsageError(f"invalid --to {to or source}: expected the path of a file or folder")
     with progress.make() as shown, host_locks.acquired(inventory, "provision push"):
         shown.doing(f"reading {source} …")
@@ -54,7 +56,7 @@ def push(
         terminal.print_json({"schema": 1, "ok": done == len(made.targets), **about, "hosts": hosts_})
     elif done:
         what = f"pushed {counted(data.files, 'file')}, {size(data.bytes)} to {counted(done, 'host')}"
-        terminal.out().say(f"{what} in {duration(seconds)}: {dest}")
+        terminal.out().say(f"{what} in {duration(seconds)}: {'' if dest.startswith('/') else '~/'}{dest}")
     if done < len(made.targets):
         raise typer.Exit(1)
 

@@ -1,261 +1,43 @@
-"""Takes what `provision push` copies to this host, and gives it to the next one. Python 3.6+, standard library only.
+"""Takes what `provision push` copies to this host, and gives it to the next one. It runs on the installation's Python, standard library only.
 
-``relay.py take`` is the controller's. Its standard input is lines of JSON: ``digest`` and ``size`` of the manifest (pieces.py), ``dest``, ``run``;
-then ``from``, the host to take pieces from, and ``give``, the command for that, again and again; once that is "", pieces of the controller. What
-comes is compared with digest or manifest before it counts. It prints lines of a mark and JSON: ``want``, pieces of the controller; ``have``,
-bytes that are here, and ``read``, which grows while files are read; ``lost``, the host from which no more comes, and ``why``; ``done``, bytes
-that have come; ``error``. Until standard input ends, there is a folder next to the data: ``manifest``; files by their numbers, while one is
-missing; and ``have``, which it has locked: the run's name, and a byte for each piece. A record like the host's is in ~/provision-data/.records.
+``take`` is the controller's: a line of JSON on standard input is the order, which says what, and from whom: of the controller itself, pieces
+follow there as requested. All is compared with the digest in the order, or the manifest, before it counts. It prints lines of a mark and JSON:
+``want``, pieces of the controller; ``have``, bytes that are here, and ``read``, which grows while files are read; ``lost``, why no more comes
+from there; ``done``, bytes that have come; ``error``. Until its input ends, a folder next to the data has ``manifest``; files by their
+numbers, while one is missing; and ``have``, locked: the run, and a byte for each piece. What was pushed is in ~/provision-data/.records.
 
-``relay.py give DEST DIGEST RUN RATE`` is the next host's, over ssh: it reads lines of JSON, the numbers of pieces (-1: the manifest), and
-prints these one after another, as soon as they are here, RATE bytes a second at most unless that is 0. It ends with its standard input.
+``give DEST DIGEST RUN RATE`` is the next host's, over ssh: it reads the numbers of pieces (-1: the manifest), as JSON, and prints these
+pieces one after another as soon as they are here, RATE bytes a second at most unless that is 0.
 """
 
-import collections
 import contextlib
 import fcntl
 import hashlib
-import itertools
 import json
 import os
-import queue
 import select
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
+import zlib
 
-from .pieces import Manifest, decoded, digest_of, digests_of, encoded
-
-MARK = "===PROVISION-ANSWER==="
-HOME = os.fsencode(os.path.expanduser("~"))
+MARK, HOME = "===PROVISION-ANSWER===", os.path.expanduser("~")
 FIRST = 64  # where in ``have`` the byte of piece 0 is
 POLL_S, TELL_S = 0.02, 0.3
-SLICE = 1 << 16  # bytes that are sent at a time
-MANY = 1 << 16  # pieces that are requested at a time
+SLICE, MANY = 1 << 16, 1 << 16  # bytes that are sent, and pieces that are requested, at a time
 ROOM = 64 << 20  # bytes that stay free on the disk
 
 
-def place(dest, digest):
-    """(the folder that the data is in, that of this push); ``dest`` is in the home unless it is absolute."""
-    path = os.path.join(HOME, encoded(dest[2:] if dest.startswith("~/") else dest))
-    root = os.path.realpath(os.path.dirname(os.path.normpath(path)))
-    return root, os.path.join(root, b".provision-push-" + digest[:16].encode())
-
-
 def tell(**message):
-    sys.stdout.write("%s %s\n" % (MARK, json.dumps(message)))
-    sys.stdout.flush()
+    print(MARK, json.dumps(message), flush=True)
 
 
 def write(path, data):
-    with open(path + b".new", "wb") as file:
+    with open(path + ".new", "wb") as file:
         file.write(data)
-    os.rename(path + b".new", path)
-
-
-class Relay:
-    """What is taken. ``whole``, ``replaced``: numbers of files that are here, or are here with earlier content of ours."""
-
-    def __init__(self, order):
-        self.order, self.process, self.pipe, self.orders = order, None, None, queue.Queue()
-        self.root, self.state = place(order["dest"], order["digest"])
-        name = hashlib.sha256(os.path.join(self.root, encoded(os.path.basename(order["dest"])))).hexdigest()
-        self.record_path = os.path.join(HOME, b"provision-data", b".records", name.encode() + b".json")
-        self.have, self.came, self.read, self.told, self.is_done = 0, 0, 0, 0.0, False
-        self.whole, self.replaced = set(), set()
-        threading.Thread(target=self.listen, daemon=True).start()
-
-    def listen(self):
-        """Take orders, until pieces follow. An order ends the connection to the host before."""
-        for line in iter(sys.stdin.buffer.readline, b""):
-            self.orders.put(json.loads(line.decode()))
-            if self.process:
-                self.process.kill()
-            if b'"from": ""' in line:
-                return
-        self.leave()
-
-    def leave(self):
-        """The controller needs this no more, or is gone."""
-        if self.is_done:
-            shutil.rmtree(self.state, ignore_errors=True)
-        os._exit(0 if self.is_done else 1)  # another thread may read standard input
-
-    def connect(self, order):
-        self.host, self.process, self.pipe = order["from"], None, sys.stdin.buffer
-        if self.host:
-            self.errors, mesh = tempfile.TemporaryFile(), os.path.join(HOME, b".ssh", b"provision_config")
-            ssh = ["ssh", "-F", mesh, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "--", self.host, order["give"]]
-            self.process = subprocess.Popen(ssh, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
-            self.pipe = self.process.stdout
-            if not self.orders.empty():
-                self.process.kill()
-            next((line for line in iter(lambda: self.pipe.readline(SLICE), b"") if line.strip() == MARK.encode()), None)
-
-    def get(self, pieces, expected):
-        """(number, bytes) of each, once they are what they should be. ``expected``: number → (bytes, SHA-256)."""
-        left = collections.deque(pieces)
-        while left:
-            if not self.pipe or not self.orders.empty():
-                self.connect(self.orders.get())
-            wanted = list(itertools.islice(left, MANY))
-            if not self.process:
-                tell(want=wanted)
-            else:
-                with contextlib.suppress(OSError):  # it has ended
-                    self.process.stdin.write(json.dumps(wanted).encode() + b"\n")
-                    self.process.stdin.flush()
-            for piece in wanted:
-                count, digest = expected(piece)
-                data = self.pipe.read(count)
-                if hashlib.sha256(data).hexdigest() != digest:
-                    self.lose("it sent a piece that is not what the manifest says" if len(data) == count else "")
-                    break
-                self.came += count
-                yield left.popleft(), data
-
-    def lose(self, why):
-        if not self.process:
-            self.leave()
-        if self.orders.empty():
-            self.process.kill()
-            self.process.wait()
-            self.errors.seek(0)
-            tell(lost=self.host, why=why or self.errors.read().decode(errors="replace").strip()[-300:] or "the connection has ended")
-            self.pipe = None
-
-    def beat(self, count=0):
-        """A piece is here, or was looked at."""
-        self.have, self.read = self.have + count, self.read + (not count)
-        if time.monotonic() - self.told > TELL_S:
-            self.told = time.monotonic()
-            tell(have=self.have, read=self.read)
-
-    def run(self):
-        ((_, data),) = self.get([-1], lambda _: (self.order["size"], self.order["digest"]))
-        self.manifest = Manifest(data)
-        self.drafts = [os.path.join(self.state, b"%d" % number) for number in range(len(self.manifest.files))]
-        self.finals = [os.path.join(self.root, path) for path, _, _, _ in self.manifest.files]
-        is_new = not os.path.exists(self.state)
-        self.note({}, [self.state, os.path.dirname(self.record_path)])
-        os.makedirs(self.state, 0o700, exist_ok=True)
-        try:
-            self.lock()
-            write(os.path.join(self.state, b"manifest"), data)
-            self.mark(-1)
-            missing = self.look()
-        except ValueError:
-            if is_new:
-                shutil.rmtree(self.state)
-            raise
-        for piece, data in self.get(missing, lambda piece: self.manifest.pieces[piece][2:]):
-            number, offset, _, _ = self.manifest.pieces[piece]
-            with os.fdopen(os.open(self.drafts[number], os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
-                file.seek(offset)
-                file.write(data)
-            self.mark(piece)
-        self.finish()
-        self.is_done = True
-        fcntl.flock(self.journal, fcntl.LOCK_UN)
-        tell(have=self.have, done=self.came)
-        if not self.process:
-            self.pipe.read()  # the next host may need what is here
-            self.leave()
-        self.process.kill()
-        threading.Event().wait()
-
-    def note(self, files, folders):
-        """Record what is about to be made. ``files``: path → digest of the whole file."""
-        if not os.path.exists(os.path.join(HOME, b".provision-record.json")):
-            raise ValueError("nothing is installed here yet")
-        self.record = {"files": {}, "claimed": []}
-        with contextlib.suppress(FileNotFoundError), open(self.record_path) as file:
-            self.record = json.load(file)
-        for path, digest in files.items():
-            before = self.record["files"].get(path, {"sha256": []})["sha256"][-1:]
-            self.record["files"][path] = {"path": path, "piece": self.manifest.piece, "sha256": [*before, digest]}
-        for path in folders:
-            while not os.path.lexists(path) and decoded(path) not in self.record["claimed"]:
-                self.record["claimed"].append(decoded(path))
-                path = os.path.dirname(path)
-        os.makedirs(os.path.dirname(self.record_path), 0o700, exist_ok=True)
-        write(self.record_path, json.dumps(self.record, indent=1, sort_keys=True).encode())
-
-    def lock(self):
-        """Wait for the end of another push of this to the same place: of another controller, or of a host that shares it."""
-        self.journal = os.open(os.path.join(self.state, b"have"), os.O_RDWR | os.O_CREAT, 0o600)
-        while True:
-            try:
-                fcntl.flock(self.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                tell(read=os.fstat(self.journal).st_size)
-                time.sleep(TELL_S)
-        os.ftruncate(self.journal, 0)
-        os.pwrite(self.journal, self.order["run"].encode(), 0)
-
-    def mark(self, piece):
-        """It is here, and can be given to the next host."""
-        os.pwrite(self.journal, b"+", FIRST + piece)
-        self.beat(self.manifest.pieces[piece][2] if piece >= 0 else 0)
-
-    def look(self):
-        """The pieces that are missing. Refuses where a file is in the way, or the disk is too small."""
-        new, missing, needed = {}, [], ROOM
-        folders = [os.path.join(self.root, folder) for folder in sorted(self.manifest.folders)]
-        for path in folders:
-            if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
-                raise ValueError("%s is in the way: it is not a folder" % decoded(path))
-        for number, (_, _, count, digests) in enumerate(self.manifest.files):
-            path, found = self.finals[number], []
-            if os.path.lexists(path):
-                is_file = os.path.isfile(path) and not os.path.islink(path)
-                found = list(digests_of(path, self.manifest.piece, self.beat)) if is_file else [""]
-                if is_file and "".join(found) == digests:
-                    self.whole.add(number)
-                elif digest_of(found) in self.record["files"].get(decoded(path), {"sha256": []})["sha256"]:
-                    self.replaced.add(number)
-                else:
-                    raise ValueError("%s is in the way: it is not of an earlier push, or was changed since" % decoded(path))
-            if number not in self.whole:
-                new[decoded(path)], found = digest_of(digests), []
-                needed += count
-                with contextlib.suppress(FileNotFoundError):
-                    needed -= os.lstat(self.drafts[number]).st_blocks * 512
-                    found = list(digests_of(self.drafts[number], self.manifest.piece, self.beat))
-            for piece in range(-(-count // self.manifest.piece)):
-                if found[piece : piece + 1] == [digests[64 * piece :][:64]]:
-                    self.mark(self.manifest.first[number] + piece)
-                else:
-                    missing.append(self.manifest.first[number] + piece)
-        free = os.statvfs(self.state).f_bavail * os.statvfs(self.state).f_frsize
-        if missing and needed > free:
-            raise ValueError("%d MB are needed in %s, %d are free" % (needed >> 20, decoded(self.root), free >> 20))
-        self.note(new, folders)
-        return missing
-
-    def finish(self):
-        """All pieces are here: give the files their names."""
-        mask = os.umask(0o077)
-        os.umask(mask)
-        for number, (_, is_program, _, _) in enumerate(self.manifest.files):
-            self.beat()
-            if number not in self.whole:
-                open(self.drafts[number], "ab").close()  # an empty file has no piece
-                os.chmod(self.drafts[number], (0o777 if is_program else 0o666) & ~mask)
-                os.makedirs(os.path.dirname(self.finals[number]), exist_ok=True)
-                if os.path.lexists(self.finals[number]) and number not in self.replaced:
-                    raise ValueError("%s is in the way: it was not there at first" % decoded(self.finals[number]))
-                os.rename(self.drafts[number], self.finals[number])
-
-
-def has(state, run, piece):
-    """Whether the process that takes for this run has it."""
-    with contextlib.suppress(FileNotFoundError), open(os.path.join(state, b"have"), "rb") as journal:
-        return journal.read(len(run)) == run and os.pread(journal.fileno(), 1, FIRST + piece) == b"+"
+    os.rename(path + ".new", path)
 
 
 def content(path, offset=0, count=-1):
@@ -264,20 +46,218 @@ def content(path, offset=0, count=-1):
         return file.read(count)
 
 
+def place(dest, digest):
+    """(the folder that the data is in, that of this push); ``dest`` is in the home unless it is absolute."""
+    root = os.path.realpath(os.path.dirname(os.path.join(HOME, dest)))
+    return root, os.path.join(root, ".provision-push-" + digest[:16])
+
+
+class Manifest:
+    """JSON, compressed: ``piece``, bytes; ``files``, [[path, can be executed, bytes, digests of its pieces in a row], …], below one name.
+
+    ``pieces``: (number of the file, offset, bytes, SHA-256) of each; ``folders``: their paths.
+    """
+
+    def __init__(self, data):
+        """Raises ValueError where it leads elsewhere, or contradicts itself."""
+        found = json.loads(zlib.decompress(data))
+        self.piece, self.files, self.pieces, self.folders = found["piece"], found["files"], [], set()
+        paths = {path for path, _, _, _ in self.files}
+        for number, (path, _, count, digests) in enumerate(self.files):
+            parts = path.split("/")
+            above = {"/".join(parts[:at]) for at in range(1, len(parts))}
+            self.folders |= above
+            has_detour = parts[0] != self.files[0][0].split("/")[0] or {"", ".", ".."} & {*parts} or above & paths or "\0" in path
+            if has_detour or len(digests) != 64 * -(-count // self.piece) or len(paths) < len(self.files):
+                raise ValueError(f"invalid manifest, at {path!r}")
+            for at in range(0, count, self.piece):
+                digest = digests[at // self.piece * 64 : at // self.piece * 64 + 64]
+                self.pieces.append((number, at, min(self.piece, count - at), digest))
+
+
+class Relay:
+    def __init__(self, order):
+        self.order, self.input, self.source = order, sys.stdin.buffer, None
+        self.have, self.came, self.read, self.told, self.is_done = 0, 0, 0, 0.0, False
+        self.root, self.state = place(order["dest"], order["digest"])
+        name = hashlib.sha256(os.fsencode(os.path.join(self.root, os.path.basename(order["dest"])))).hexdigest()
+        self.record_path = os.path.join(HOME, "provision-data", ".records", name + ".json")
+        if order["from"]:
+            threading.Thread(target=lambda: (sys.stdin.buffer.read(), self.leave()), daemon=True).start()
+            mesh = os.path.join(HOME, ".ssh", "provision_config")
+            ssh = ["ssh", "-F", mesh, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "--", order["from"], order["give"]]
+            self.source = subprocess.Popen(ssh, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            self.input = self.source.stdout
+            next((line for line in iter(lambda: self.input.readline(SLICE), b"") if line.strip() == MARK.encode()), None)
+
+    def leave(self):
+        """The controller needs this no more, or is gone."""
+        if self.is_done:
+            shutil.rmtree(self.state, ignore_errors=True)
+        os._exit(0)  # another thread may read
+
+    def get(self, pieces, expected):
+        """(number, bytes) of each, once they are what they should be. ``expected``: number → (bytes, SHA-256)."""
+        for wanted in (pieces[at : at + MANY] for at in range(0, len(pieces), MANY)):
+            if not self.source:
+                tell(want=wanted)
+            with contextlib.suppress(BrokenPipeError):
+                if self.source:
+                    self.source.stdin.write(json.dumps(wanted).encode() + b"\n")
+                    self.source.stdin.flush()
+            for piece in wanted:
+                count, digest = expected(piece)
+                data = self.input.read(count)
+                if hashlib.sha256(data).hexdigest() != digest:
+                    self.lose("it sent a piece that is not what the manifest says" if len(data) == count else "")
+                self.came += count
+                yield piece, data
+
+    def lose(self, why):
+        if self.source:
+            self.source.kill()
+            tell(lost=why or self.source.stderr.read()[-300:].decode(errors="replace").strip() or "the connection has ended")
+        os._exit(1)
+
+    def beat(self, count=0):
+        """A piece is here, or was looked at."""
+        self.have, self.read = self.have + count, self.read + (not count)
+        if time.monotonic() - self.told > TELL_S:
+            self.told = time.monotonic()
+            tell(have=self.have, read=self.read)
+
+    def digests_of(self, path):
+        """Those of a file's pieces in a row; None where there is no file."""
+        if os.path.islink(path) or not os.path.isfile(path):
+            return None
+        with open(path, "rb") as file:
+            parts = iter(lambda: file.read(self.manifest.piece), b"")
+            return "".join(self.beat() or hashlib.sha256(part).hexdigest() for part in parts)
+
+    def check(self, path, found):
+        """Refuse to replace what is at a path, with these digests, unless it is of an earlier push."""
+        known = self.record["files"].get(path, {"sha256": []})["sha256"]
+        if os.path.lexists(path) and (found is None or hashlib.sha256(found.encode()).hexdigest() not in known):
+            raise ValueError(f"{path} is in the way: it is not of an earlier push, or was changed since")
+
+    def run(self):
+        ((_, data),) = self.get([-1], lambda _: (self.order["size"], self.order["digest"]))
+        self.manifest, is_new = Manifest(data), not os.path.exists(self.state)
+        self.drafts = [os.path.join(self.state, str(number)) for number in range(len(self.manifest.files))]
+        self.finals = [os.path.join(self.root, path) for path, _, _, _ in self.manifest.files]
+        self.note({}, [self.state, os.path.dirname(self.record_path)])
+        os.makedirs(self.state, 0o700, exist_ok=True)
+        self.journal = os.open(os.path.join(self.state, "have"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            missing = self.look(data)
+        except ValueError:
+            if is_new:
+                shutil.rmtree(self.state)
+            raise
+        for piece, data in self.get(missing, lambda piece: self.manifest.pieces[piece][2:]):
+            number, offset, _, _ = self.manifest.pieces[piece]
+            with open(os.open(self.drafts[number], os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
+                file.seek(offset)
+                file.write(data)
+            self.mark(piece)
+        self.finish()
+        self.is_done = True
+        fcntl.flock(self.journal, fcntl.LOCK_UN)
+        tell(have=self.have, done=self.came)
+        if self.source:
+            self.source.kill()
+            threading.Event().wait()  # the next host may need what is here
+        sys.stdin.buffer.read()
+        self.leave()
+
+    def note(self, files, folders):
+        """Record what is about to be made. ``files``: path → digests of its pieces."""
+        if not os.path.exists(os.path.join(HOME, ".provision-record.json")):
+            raise ValueError("nothing is installed here yet")
+        self.record = {"files": {}, "claimed": []}
+        with contextlib.suppress(FileNotFoundError):
+            self.record = json.loads(content(self.record_path))
+        for path, digests in files.items():
+            known = self.record["files"].setdefault(path, {"path": path, "marker": None, "made": True, "sha256": []})
+            known.update(piece=self.manifest.piece, sha256=[*known["sha256"][-1:], hashlib.sha256(digests.encode()).hexdigest()])
+        for path in folders:
+            while not os.path.lexists(path) and path not in self.record["claimed"]:
+                self.record["claimed"].append(path)
+                path = os.path.dirname(path)
+        os.makedirs(os.path.dirname(self.record_path), 0o700, exist_ok=True)
+        write(self.record_path, json.dumps(self.record).encode())
+
+    def mark(self, piece):
+        """It is here, and can be given to the next host."""
+        os.pwrite(self.journal, b"+", FIRST + piece)
+        self.beat(self.manifest.pieces[piece][2] if piece >= 0 else 0)
+
+    def look(self, data):
+        """The pieces that are missing. Refuses where a file is in the way, or the disk is too small."""
+        while True:
+            try:
+                fcntl.flock(self.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:  # another push of this to the same place: of another controller, or of a host that shares it
+                tell(read=os.fstat(self.journal).st_size)
+                time.sleep(TELL_S)
+        os.ftruncate(self.journal, 0)
+        os.pwrite(self.journal, self.order["run"].encode(), 0)
+        write(os.path.join(self.state, "manifest"), data)
+        self.mark(-1)
+        self.new, missing, piece = {}, [], 0
+        folders = [os.path.join(self.root, folder) for folder in self.manifest.folders]
+        for path in folders:
+            if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
+                raise ValueError(f"{path} is in the way: it is not a folder")
+        for path, draft, (_, _, _, digests) in zip(self.finals, self.drafts, self.manifest.files):
+            found = self.digests_of(path)
+            if found != digests:
+                self.check(path, found)
+                self.new[path], found = digests, self.digests_of(draft) or ""
+            for at in range(0, len(digests), 64):
+                self.mark(piece) if found[at : at + 64] == digests[at : at + 64] else missing.append(piece)
+                piece += 1
+        disk = os.statvfs(self.state)
+        needed, free = sum(self.manifest.pieces[each][2] for each in missing) + ROOM, disk.f_bavail * disk.f_frsize
+        if missing and needed > free:
+            raise ValueError(f"{needed >> 20} MB are needed in {self.root}, {free >> 20} are free")
+        self.note(self.new, folders)
+        return missing
+
+    def finish(self):
+        """All pieces are here: give the files their names."""
+        mask = os.umask(0o077)
+        os.umask(mask)
+        for path, draft, (_, is_program, _, _) in zip(self.finals, self.drafts, self.manifest.files):
+            if path in self.new:
+                self.check(path, self.digests_of(path))
+                open(draft, "ab").close()  # an empty file has no piece
+                os.chmod(draft, (0o777 if is_program else 0o666) & ~mask)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                os.rename(draft, path)
+            self.beat()
+
+
+def has(state, run, piece):
+    """Whether the process that takes for this run has it."""
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(state, "have"), "rb") as journal:
+        return journal.read(len(run)) == run and os.pread(journal.fileno(), 1, FIRST + piece) == b"+"
+
+
 def give(dest, digest, run, rate):
     (root, state), manifest, ready, out = place(dest, digest), None, 0.0, sys.stdout.buffer
-    out.write(b"\n%s\n" % MARK.encode())
-    out.flush()
-    for piece in itertools.chain.from_iterable(json.loads(line.decode()) for line in iter(sys.stdin.buffer.readline, b"")):
+    print(f"\n{MARK}", flush=True)
+    for piece in (piece for line in iter(sys.stdin.buffer.readline, b"") for piece in json.loads(line)):
         while not has(state, run.encode(), piece):
             if select.select([0], [], [], POLL_S)[0]:
                 return  # it is not wanted any more
-        data = content(os.path.join(state, b"manifest")) if piece < 0 or not manifest else b""
+        data = content(os.path.join(state, "manifest")) if piece < 0 or not manifest else b""
         manifest = manifest or Manifest(data)
         if piece >= 0:
             number, offset, count, _ = manifest.pieces[piece]
             try:
-                data = content(os.path.join(state, b"%d" % number), offset, count)
+                data = content(os.path.join(state, str(number)), offset, count)
             except FileNotFoundError:
                 data = content(os.path.join(root, manifest.files[number][0]), offset, count)
         for part in (data[at : at + SLICE] for at in range(0, len(data), SLICE)):
@@ -289,13 +269,11 @@ def give(dest, digest, run, rate):
 
 def main(what, *words):
     try:
-        give(*words) if what == "give" else Relay(json.loads(sys.stdin.buffer.readline().decode())).run()
+        give(*words) if what == "give" else Relay(json.loads(sys.stdin.buffer.readline())).run()
     except Exception as error:
-        path, text = getattr(error, "filename", None), getattr(error, "strerror", None) or str(error) or repr(error)
-        text = "%s: %s" % (os.fsencode(path).decode(errors="replace"), text) if path else text
         if what == "give":
-            sys.exit(text)
-        tell(error=text.encode("utf-8", "replace").decode())
+            sys.exit(str(error))
+        tell(error=str(error).encode(errors="replace").decode())
         os._exit(1)
 
 

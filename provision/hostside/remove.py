@@ -23,7 +23,6 @@ import sys
 import tempfile
 
 from .abandoned import remove_abandoned
-from .pieces import digest_of, digests_of
 from .trust import distrust, invalid_name
 
 BEGIN = "===PROVISION-REMOVED-BEGIN==="
@@ -48,10 +47,7 @@ class Removal:
         # What `provision push` has copied to the login's home has records of its own there.
         found = glob.glob(os.path.join(glob.escape(os.path.dirname(record_path)), "provision-data/.records/*.json"))
         self.pushed = [path for path in found if distrust(path) is None]
-        for path in found:
-            if path not in self.pushed:
-                self.leave(path, "another user could have written it: %s" % distrust(path))
-                continue
+        for path in self.pushed:
             with open(path) as file:
                 pushed = json.load(file)
             self.record["files"].update(pushed["files"])
@@ -81,13 +77,9 @@ class Removal:
     def remove_files(self):
         linker = False
         for entry in self.record["files"].values():
-            if "piece" in entry:
-                self.remove_pushed(entry["path"], entry)
-                continue
             path, marker = entry["path"], entry["marker"]
             try:
-                with open(path, "rb") as file:
-                    content = file.read()
+                content = digests_of(path, entry["piece"]) if "piece" in entry else read(path)
             except OSError:
                 continue  # it is gone
             before, ours, after = "", content, ""
@@ -100,7 +92,7 @@ class Removal:
                 self.kept_files.add(path)
                 self.leave(path, "it was there before provision wrote it; what it held then is not known")
                 continue
-            elif self.owner(path):
+            elif "piece" not in entry and self.owner(path):
                 self.leave(path, "it belongs to package %s now" % self.owner(path))
                 continue
             if hashlib.sha256(ours).hexdigest() not in entry["sha256"]:
@@ -121,18 +113,6 @@ class Removal:
                 rewrite(path, rest)
         if linker and not self.dry_run:
             self.call(["ldconfig"])
-
-    def remove_pushed(self, path, entry):
-        """Remove a file that `provision push` has copied, which may be large."""
-        if not os.path.lexists(path):
-            return
-        if os.path.islink(path) or not os.path.isfile(path) or digest_of(digests_of(path, entry["piece"])) not in entry["sha256"]:
-            self.leave(path, "it was changed since provision wrote it")
-            return
-        self.removed.append(path)
-        self.gone.add(path)
-        if not self.dry_run:
-            os.unlink(path)
 
     def owner(self, path):
         """The package that a file belongs to, or an empty string."""
@@ -319,6 +299,18 @@ class Removal:
         # `provision run` copies programs next to the record of the login's home.
         if not self.prefix and os.path.isdir(os.path.join(os.path.dirname(self.record_path), "provision-run")):
             self.leave("~/provision-run", "it has the programs of provision run, and what they wrote")
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def digests_of(path, piece):
+    """Those of the pieces of a file that `provision push` has copied, in a row."""
+    with open(path, "rb") as file:
+        digests = [hashlib.sha256(part).hexdigest() for part in iter(lambda: file.read(piece), b"")]
+    return b"a link" if os.path.islink(path) else "".join(digests).encode()
 
 
 def block_of(text, marker):

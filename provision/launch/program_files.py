@@ -134,7 +134,7 @@ def pack(command: Sequence[str], files: Sequence[Path], *, modules: bool = True)
     has_modules = modules and is_python and (at is None or (program is not None and program.suffix == ".py"))
     try:
         neighbours = _neighbours(folder_here.absolute(), {_name(file) for file in named}, left_out) if has_modules else {}
-        members = [member for file in named for member in _members(file.resolve(), _name(file), file.resolve(), left_out)]
+        members = [member for file in named for member in walk(file.resolve(), _name(file), file.resolve(), left_out)]
     except OSError as error:
         advice = "leave the modules next to the program out with --no-modules, and name what it needs with --copy" if modules else None
         raise UsageError(f"it cannot be copied: {error.strerror}", where=str(error.filename), hint=advice) from error
@@ -213,7 +213,7 @@ def _neighbours(folder: Path, taken: set[str], left_out: list[str]) -> dict[Path
         is_within = target.is_relative_to(root)  # else it is named, and left out
         if path.name in taken or not _is_module(path) or (is_within and "/." in f"/{target.relative_to(root)}"):
             continue
-        for member in _members(target if is_within else path, path.name, root, left_out, skip):
+        for member in walk(target if is_within else path, path.name, root, left_out, skip):
             found.setdefault(path, []).append(member)
             sizes[path.name] += member[0].lstat().st_size
             if sum(sizes.values()) > MAX_NEIGHBOURS:  # without walking the rest, which may be a data set on a file server
@@ -251,7 +251,7 @@ def _is_module(path: Path) -> bool:
         return False  # it belongs to another user
 
 
-def _members(
+def walk(
     path: Path, name: str, root: Path, left_out: list[str], skip: Callable[[Path, str], bool] = lambda _path, _name: False
 ) -> Iterator[tuple[Path, str]]:
     """A file, or a folder with what is in it, each with its name there, but what is to be skipped."""
@@ -263,7 +263,7 @@ def _members(
     elif path.is_symlink() or path.is_dir():
         yield path, name
         for each in () if path.is_symlink() else sorted(path.iterdir()):
-            yield from _members(each, f"{name}/{each.name}", root, left_out, skip)
+            yield from walk(each, f"{name}/{each.name}", root, left_out, skip)
     elif path.is_file():
         path.open("rb").close()  # what cannot be read is an error before anything is copied
         yield path, name

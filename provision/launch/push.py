@@ -15,7 +15,7 @@ import shlex
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,15 +27,15 @@ from provision.base import resources, signals
 from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.base.text import counted, size
 from provision.inventory import Host
+from provision.launch import program_files
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
 from provision.remote import ssh
 from provision.remote.session import Session
 
 PIECE = 1 << 20  # bytes: a host hands on whole pieces, so the last of 16 is 15 of them behind the first
 STALL_S = 30.0  # without a sign of a host
-FOLDER = "~/provision-data"
-_MANIFEST = -1  # its number as a piece
 _TICK_S, _STARTS_S = 0.2, 3.0  # how often hosts are looked at; within which all are started
+_MANIFEST = -1  # its number as a piece
 _Count = Annotated[int, Field(ge=0, lt=1 << 60)]
 
 
@@ -45,21 +45,20 @@ class _Message(BaseModel):
     want: list[int] = []
     have: _Count = 0
     read: _Count = 0
-    lost: str | None = None
-    why: str = ""
+    lost: str = ""
     done: _Count | None = None
     error: str = ""
 
 
 @dataclass(eq=False)
 class Target:
-    """A host to which data is copied.
+    """A host to which data is copied, from ``source``, or from here.
 
     Attributes:
-        source: from which it takes pieces; None: from here.
         have: bytes that are there; came: that had to come, None before all are there; failed: why it does not get them.
-        sign: what grows while it goes on; grew: when it last did; served: pieces that it has requested from here.
-        orders: what is to be told to it: from whom to take pieces; pieces that it gets from here; None at the end.
+        sign: what grows while it goes on; grew: when it last did.
+        wanted: pieces that it is to get from here; None at the end. served: how many it has requested.
+        lost: why no more comes from its source.
     """
 
     host: Host
@@ -68,9 +67,10 @@ class Target:
     came: int | None = None
     failed: str = ""
     sign: int = 0
-    grew: float = 0.0
+    grew: float = field(default_factory=time.monotonic)
+    wanted: queue.SimpleQueue[list[int] | None] = field(default_factory=queue.SimpleQueue)
     served: int = 0
-    orders: queue.SimpleQueue[Mapping[str, str] | list[int] | None] = field(default_factory=queue.SimpleQueue)
+    lost: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -85,9 +85,12 @@ class Data:
         self.left_out, self.bytes = list[str](), 0
         self._pieces, files = list[tuple[Path, int, str]](), list[tuple[str, bool, int, str]]()
         # Files of a snapshot in Hugging Face's cache are links to the folder `blobs` of the model.
-        self._root = source.resolve().parents[1] if source.resolve().parent.name == "snapshots" else source.resolve()
+        root = source.resolve().parents[1] if source.resolve().parent.name == "snapshots" else source.resolve()
         try:
-            for path, place in self._walk(source.resolve(strict=True), name):
+            for path, place in program_files.walk(source.resolve(strict=True), name, root, self.left_out):
+                if path.is_dir():
+                    self.left_out += [f"not copied: {path} is a link to a folder"] * path.is_symlink()
+                    continue
                 with path.open("rb") as file:
                     found = [hashlib.sha256(part).hexdigest() for part in iter(lambda: file.read(PIECE), b"")]
                     files.append((place, os.access(path, os.X_OK), file.tell(), "".join(found)))
@@ -99,18 +102,6 @@ class Data:
             raise UsageError("there is no file in it", where=str(source), hint="; ".join(self.left_out) or None)
         self.manifest = zlib.compress(json.dumps({"piece": PIECE, "files": files}).encode())
         self.digest, self.files, self.pieces = hashlib.sha256(self.manifest).hexdigest(), len(files), len(self._pieces)
-
-    def _walk(self, path: Path, name: str) -> Iterator[tuple[Path, str]]:
-        target = Path(os.path.realpath(path))
-        if path.is_symlink() and (target.is_dir() or not target.is_relative_to(self._root)):
-            self.left_out.append(f"not pushed: {path} is a link to {target}; push that, or a copy with it: cp -rL")
-        elif path.is_dir():
-            for each in sorted(path.iterdir()):
-                yield from self._walk(each, f"{name}/{each.name}")
-        elif path.is_file():
-            yield path, name
-        else:
-            self.left_out.append(f"not pushed: {path} is not a regular file")
 
     def read(self, piece: int) -> bytes:
         """A piece, or the manifest. Raises ProvisionError where it has changed."""
@@ -134,35 +125,29 @@ class Push:
         for host in session.inventory.hosts:
             self.targets.append(Target(host, self.targets[-1] if self.targets else None))
         self._lock, self._sending, self._ready = threading.RLock(), threading.Lock(), 0.0
-        self._broken: Exception | None = None
+        self._broken: ProvisionError | None = None
 
     def run(self) -> None:
         """Copy it. Raises Interrupted after Ctrl-C, ProvisionError where the source has changed; hosts that fail say so in `targets`."""
-        progress, names = self._session.progress, [each.host.name for each in self.targets]
+        progress, names, began = self._session.progress, [each.host.name for each in self.targets], time.monotonic()
         progress.stage(f"Push {counted(self._data.files, 'file')}, {size(self._data.bytes)}", names)
         for line in self._data.left_out:
-            progress.line(line)
+            progress.line(line.partition(";")[0])
         with signals.as_event() as interrupted, ThreadPoolExecutor(len(self.targets)) as pool:
-
-            def stops() -> bool:
-                return interrupted.is_set() or self._broken is not None
-
+            runs, says = [], began + 1.0
             for target in self.targets:
-                self._give(target, target.source)
-            runs = []
-            for target in self.targets:
-                runs.append(pool.submit(self._attend, target, stops))
+                target.grew = time.monotonic() + _STARTS_S
+                runs.append(pool.submit(self._attend, target, lambda: interrupted.is_set() or self._broken is not None))
                 time.sleep(min(0.1, _STARTS_S / len(self.targets)))  # the first ones need this machine's processor now, the last ones later
             while wait(runs, _TICK_S).not_done:
                 with self._lock:
-                    left = self._judge(time.monotonic())
+                    left = self._judge(now := time.monotonic())
                 for target in self.targets if not left else ():
-                    target.orders.put(None)
-                if left:
-                    last = min(left, key=lambda each: each.have)
-                    done, of = last.have // 1_000_000, self._data.bytes // 1_000_000
-                    progress.copying(f"{last.host.name}: {done:,} of {of:,} MB ({len(left)} of {counted(len(names), 'host')} to go)")
-        if failed := names if stops() else [each.host.name for each in self.targets if each.failed]:
+                    target.wanted.put(None)
+                if left and now > says:
+                    last, says = min(left, key=lambda each: each.have), now + max(1.0, (now - began) / 10)
+                    progress.doing(f"{last.host.name}: {last.have >> 20:,} of {self._data.bytes >> 20:,} MiB, {len(left)} hosts to go")
+        if failed := [each.host.name for each in self.targets if each.came is None]:
             ssh.run_cleanup(self._session, dict.fromkeys(failed, resources.inline_command("guard.py", self._session.run_id)))
         for each in runs:
             each.result()
@@ -172,34 +157,45 @@ class Push:
             raise Interrupted("interrupted; nothing of it is left running", hint="the same command goes on where it stopped")
 
     def _attend(self, target: Target, stops: Callable[[], bool]) -> None:
-        """Have a host take it, until all hosts have it."""
-        said = ""
-        order = {"digest": self._data.digest, "size": len(self._data.manifest), "dest": self._dest, "run": self._session.run_id}
+        """Have a host take it, again where it gets another source, until all hosts have it."""
+        while not target.is_over and not stops():
+            source, target.sign, target.lost, target.wanted = target.source, 0, "", queue.SimpleQueue()
+            said = self._take_from(target, source, lambda: stops() or bool(target.failed) or target.source is not source)  # noqa: B023
+            with self._lock:
+                if target.is_over or stops() or target.source is not source:
+                    continue
+                if source is not None and target.lost:
+                    self._move(target, source.source, target.lost)
+                else:
+                    self._fail(target, said)
+
+    def _take_from(self, target: Target, source: Target | None, stops: Callable[[], bool]) -> str:
+        """Have a host take it from there. Returns why it has ended, where that is not what the host says."""
+        said, run = "", self._session.run_id
+        order = {"digest": self._data.digest, "size": len(self._data.manifest), "dest": self._dest, "run": run, "from": "", "give": ""}
+        if source is not None:
+            words = ("give", self._dest, self._data.digest, run, str(self._rate))
+            order |= {"from": source.host.name, "give": self._command(source.host, *words)}
 
         def feed(pipe: IO[bytes]) -> None:
             pipe.write(json.dumps(order).encode() + b"\n")
-            while (item := target.orders.get()) is not None:
-                for data in map(self._piece, item) if isinstance(item, list) else [json.dumps(item).encode() + b"\n"]:
-                    pipe.write(data)
+            pipe.flush()
+            while (pieces := target.wanted.get()) is not None:
+                for piece in pieces:
+                    pipe.write(self._read(piece))
                     pipe.flush()
 
         def take(line: str) -> None:
             nonlocal said
             _, is_ours, text = line.partition(f"{ssh.ANSWER} ")
-            try:
-                message = _Message.model_validate_json(text) if is_ours else None
-            except ValidationError:
-                message = _Message(error="invalid answer")
-            said = "" if message else line.strip() or said
-            with self._lock:
-                self._take(target, message or _Message())
+            said = "" if is_ours else line.strip() or said
+            if is_ours:
+                self._hear(target, text)
 
-        command = self._command(target.host, "take")
-        code = ssh.stream(self._session, target.host.name, command, feed, take, lambda: stops() or bool(target.failed))
-        target.orders.put(None)
-        with self._lock:
-            if not target.is_over and not stops():
-                self._fail(target, said[-300:] or f"exit code {code}")
+        wanted = target.wanted
+        code = ssh.stream(self._session, target.host.name, self._command(target.host, "take"), feed, take, stops)
+        wanted.put(None)
+        return said[-300:] or f"exit code {code}"
 
     def _command(self, host: Host, *words: str) -> str:
         """Runs relay.py there, by the installation's Python."""
@@ -207,34 +203,35 @@ class Push:
         script = f"PATH={''.join(f'{each}/venv/bin:' for each in places)}$PATH; exec {resources.inline_command('relay.py', *words)}"
         return f"env PROVISION_RUN_ID={self._session.run_id} /bin/sh -c {shlex.quote(script)}"
 
-    def _piece(self, piece: int) -> bytes:
+    def _read(self, piece: int) -> bytes:
         try:
             data = self._data.read(piece)
         except ProvisionError as error:
             self._broken = error
-            raise BrokenPipeError from error
+            raise BrokenPipeError from error  # this connection ends, and then all
         with self._sending:
             self._ready = max(self._ready, time.monotonic()) + (len(data) / self._rate if self._rate else 0.0)
             time.sleep(max(0.0, self._ready - time.monotonic()))
         return data
 
-    def _take(self, target: Target, message: _Message) -> None:
+    def _hear(self, target: Target, text: str) -> None:
         """Act on what a host says."""
-        if (sign := message.have + message.read) > target.sign:
-            target.sign, target.grew = sign, time.monotonic()
-        target.have = max(target.have, min(message.have, self._data.bytes))
-        if message.want:
+        try:
+            message = _Message.model_validate_json(text)
+        except ValidationError:
+            message = _Message(error="invalid answer")
+        with self._lock:
+            if (sign := message.have + message.read) > target.sign:
+                target.sign, target.grew = sign, time.monotonic()
+            target.have = max(target.have, min(message.have, self._data.bytes))
+            target.lost, target.came = message.lost or target.lost, target.came if message.done is None else message.done
             target.served += len(message.want)
-            if target.served <= self._data.pieces + 1 and all(_MANIFEST <= each < self._data.pieces for each in message.want):
-                target.orders.put(message.want)
-            else:
-                self._fail(target, "it requests what there is not")
-        if message.lost is not None and (source := target.source) is not None and source.host.name == message.lost:
-            self._move(target, source.source, message.why)
-        if message.error and target.came is None:
-            self._fail(target, message.error)
-        if message.done is not None:
-            target.came = message.done
+            if target.served > self._data.pieces + 1 or not all(_MANIFEST <= each < self._data.pieces for each in message.want):
+                message = _Message(error="it requests what there is not")
+            elif message.want:
+                target.wanted.put(message.want)
+            if message.error and not target.is_over:
+                self._fail(target, message.error)
 
     def _judge(self, now: float) -> list[Target]:
         """Give hosts to which nothing comes another source, or up; the hosts that go on."""
@@ -254,22 +251,17 @@ class Push:
         """Those that take pieces from it take them from its source."""
         for follower in self.targets:
             if follower.source is target and not follower.is_over:
-                self._give(follower, target.source)
+                follower.source, follower.grew = target.source, time.monotonic()
 
     def _move(self, target: Target, source: Target | None, why: str) -> None:
         lost = target.source.host.name if target.source else ""
-        self._give(target, source)
-        where = target.source.host.name if target.source else "this machine"
+        while source is not None and source.failed:
+            source = source.source
+        target.source, target.grew = source, time.monotonic()
+        where = source.host.name if source else "this machine"
         self._session.progress.line(f"{target.host.name}: {lost}: {why}; goes on with {where}", "yellow")
 
     def _fail(self, target: Target, why: str) -> None:
         target.failed = why
         self._session.progress.line(f"{target.host.name}: {why}", "bold red")
         self._bypass(target)
-
-    def _give(self, target: Target, source: Target | None) -> None:
-        while source is not None and source.failed:
-            source = source.source
-        target.source, target.grew = source, time.monotonic()
-        words = ("give", self._dest, self._data.digest, self._session.run_id, str(self._rate))
-        target.orders.put({"from": source.host.name, "give": self._command(source.host, *words)} if source else {"from": "", "give": ""})

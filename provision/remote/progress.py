@@ -114,12 +114,6 @@ class Progress:
         if started < ranks and self._stage is not None:
             self.line(f"{started} of {counted(ranks, 'rank')} started ({duration(int(time.monotonic() - self._stage.began))})")
 
-    def copying(self, text: str) -> None:
-        """Show how far copying is. To be called again and again."""
-        if (now := time.monotonic()) >= max(self._speaks, (self._stage.began if self._stage else now) + _WAITS_S):
-            self.line(text)
-            self._speaks = now + _WAITS_S
-
     def training(self, now: TrainingProgress) -> None:
         """Show how far a training job of ours is."""
         if now.accuracy is not None and now.epoch != self._epoch:
@@ -284,10 +278,6 @@ class LiveProgress(Progress):
     def starting(self, started: int, ranks: int) -> None:
         with self._lock:  # the view has ended where the program has printed something
             self._doing = f"{started} of {counted(ranks, 'rank')} started" if self._training is None else self._doing
-
-    def copying(self, text: str) -> None:
-        with self._lock:
-            self._doing = text
 
     def training(self, now: TrainingProgress) -> None:
         with self._lock:

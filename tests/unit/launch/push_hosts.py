@@ -48,7 +48,7 @@ class Hosts:
 
     def push(self, source: Path, to: str | None = None, rate: float = 0.0, during: Callable[[Push], object] = lambda _: None) -> Push:
         """A push as the command line makes it; ``during`` runs meanwhile."""
-        dest = to or f"~/provision-data/{source.name}"
+        dest = to or f"provision-data/{source.name}"
         with Progress() as shown, Session(self.inventory, shown, command="provision push") as session, ThreadPoolExecutor(1) as pool:
             made = Push(session, Data(source, os.path.basename(dest)), dest, rate)
             disturbing = pool.submit(during, made)

@@ -90,7 +90,7 @@ def test_every_host_has_it_and_this_machine_sends_it_once(hosts: Hosts, data: Pa
 
 
 def test_a_file_is_pushed_as_one_to_the_path_that_is_named(hosts: Hosts, data: Path, tmp_path: Path) -> None:
-    assert failures(hosts.push(data / "model.bin", to="~/models/new/m.bin")) == {}
+    assert failures(hosts.push(data / "model.bin", to="models/new/m.bin")) == {}
     assert [(hosts.home(name) / "models/new/m.bin").read_bytes() for name in hosts.names] == [(data / "model.bin").read_bytes()] * 5
     assert not (hosts.home("n1") / "provision-data/model.bin").exists()
 
@@ -404,7 +404,7 @@ def removed(home: Path, dry_run: bool = False) -> dict[str, Any]:
 
 def test_remove_leaves_nothing_of_it_but_what_was_changed(hosts: Hosts, data: Path) -> None:
     hosts.push(data)
-    hosts.push(data / "model.bin", to="~/models/new/m.bin")
+    hosts.push(data / "model.bin", to="models/new/m.bin")
     home = hosts.home("n1")
     listed = removed(home, dry_run=True)
     assert tree(home / "provision-data/data") == tree(data)

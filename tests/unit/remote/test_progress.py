@@ -74,19 +74,6 @@ def test_ranks_that_are_late_are_counted_in_plain_lines() -> None:
     assert stream.getvalue().splitlines()[1:] == ["2 of 4 ranks started (0 s)"]
 
 
-def test_how_far_copying_is_is_a_line_now_and_then_and_on_a_terminal_a_view(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    plain, live = Progress(Console(file=stream)), LiveProgress(Console(file=stream, force_terminal=True))
-    for progress, waits, lines in ((plain, 60.0, 0), (plain, 0.0, 3), (live, 0.0, 3)):
-        monkeypatch.setattr("provision.remote.progress._WAITS_S", waits)
-        progress.stage("Push", ["a"])
-        for _ in range(3):
-            progress.copying("a: 1 of 5 MB")
-        assert stream.getvalue().count("a: 1 of 5 MB") == lines or progress is live
-    assert "a: 1 of 5 MB" in str(live.view())
-    live.close()
-
-
 def test_plain_lines_are_one_for_each_step_that_changed_something() -> None:
     tasks = [event("started"), event("changed"), event("started"), event("changed"), event("ok")]
     others = [event("started", role="engine"), event("ok", role="engine"), event("started", role="")]
