@@ -88,8 +88,8 @@ class Data:
         root = source.resolve().parents[1] if source.resolve().parent.name == "snapshots" else source.resolve()
         try:
             for path, place in program_files.walk(source.resolve(strict=True), name, root, self.left_out):
-                if path.is_dir():
-                    self.left_out += [f"not copied: {path} is a link to a folder"] * path.is_symlink()
+                if not path.is_file():
+                    self.left_out += [f"not copied: {path} is a link, but not to a file"] * path.is_symlink()
                     continue
                 with path.open("rb") as file:
                     found = [hashlib.sha256(part).hexdigest() for part in iter(lambda: file.read(PIECE), b"")]
