@@ -1,13 +1,13 @@
 """Takes what `provision push` copies to this host, and gives it to the next one. It runs on the installation's Python, standard library only.
 
-``take`` is the controller's: a line of JSON on standard input is the order, which says what, and from whom: of the controller itself, pieces
-follow there as requested. All is compared with the digest in the order, or the manifest, before it counts. It prints lines of a mark and JSON:
-``want``, pieces of the controller; ``have``, bytes that are here, and ``read``, which grows while files are read; ``lost``, why no more comes
-from there; ``done``, bytes that have come; ``error``. Until its input ends, a folder next to the data has ``manifest``; files by their
-numbers, while one is missing; and ``have``, locked: the run, and a byte for each piece. What was pushed is in ~/provision-data/.records.
+``take`` is the controller's: the first line of standard input is the order, JSON: what, and from whom. Pieces of the controller follow there as
+requested. All is compared with the order's digest, or the manifest, before it counts. It prints lines of a mark and JSON: ``want``, pieces of
+the controller; ``have``, bytes that are here, and ``read``, which grows while files are read; ``lost``, why no more comes from there; ``done``,
+bytes that have come; ``error``. Until its input ends, a folder next to the data has ``manifest``; files by their numbers, while one is
+missing; and ``have``, locked: the run, and a byte for each piece. What was pushed is in ~/provision-data/.records.
 
-``give DEST DIGEST RUN RATE`` is the next host's, over ssh: it reads the numbers of pieces (-1: the manifest), as JSON, and prints these
-pieces one after another as soon as they are here, RATE bytes a second at most unless that is 0.
+``give DEST DIGEST RUN RATE`` is the next host's, over ssh: it reads numbers of pieces as JSON (-1: the manifest), and prints these pieces as
+soon as they are here, RATE bytes a second at most unless that is 0.
 """
 
 import contextlib
@@ -26,8 +26,7 @@ import zlib
 MARK, HOME = "===PROVISION-ANSWER===", os.path.expanduser("~")
 FIRST = 64  # where in ``have`` the byte of piece 0 is
 POLL_S, TELL_S = 0.02, 0.3
-SLICE, MANY = 1 << 16, 1 << 16  # bytes that are sent, and pieces that are requested, at a time
-ROOM = 64 << 20  # bytes that stay free on the disk
+SLICE, MANY, ROOM = 1 << 16, 1 << 16, 64 << 20  # bytes that are sent, pieces that are requested, at a time; bytes that stay free on the disk
 
 
 def tell(**message):
@@ -55,37 +54,35 @@ def place(dest, digest):
 class Manifest:
     """JSON, compressed: ``piece``, bytes; ``files``, [[path, can be executed, bytes, digests of its pieces in a row], …], below one name.
 
-    ``pieces``: (number of the file, offset, bytes, SHA-256) of each; ``folders``: their paths.
+    ``pieces``: (number of the file, offset, bytes, SHA-256) of each; ``folders``: their paths. Raises ValueError where it leads elsewhere.
     """
 
     def __init__(self, data):
-        """Raises ValueError where it leads elsewhere, or contradicts itself."""
         found = json.loads(zlib.decompress(data))
         self.piece, self.files, self.pieces, self.folders = found["piece"], found["files"], [], set()
         paths = {path for path, _, _, _ in self.files}
         for number, (path, _, count, digests) in enumerate(self.files):
             parts = path.split("/")
             above = {"/".join(parts[:at]) for at in range(1, len(parts))}
-            self.folders |= above
             has_detour = parts[0] != self.files[0][0].split("/")[0] or {"", ".", ".."} & {*parts} or above & paths or "\0" in path
             if has_detour or len(digests) != 64 * -(-count // self.piece) or len(paths) < len(self.files):
                 raise ValueError(f"invalid manifest, at {path!r}")
-            for at in range(0, count, self.piece):
-                digest = digests[at // self.piece * 64 : at // self.piece * 64 + 64]
-                self.pieces.append((number, at, min(self.piece, count - at), digest))
+            self.folders |= above
+            for at in range(len(digests) // 64):
+                size = min(self.piece, count - at * self.piece)
+                self.pieces.append((number, at * self.piece, size, digests[64 * at : 64 * at + 64]))
 
 
 class Relay:
     def __init__(self, order):
-        self.order, self.input, self.source = order, sys.stdin.buffer, None
-        self.have, self.came, self.read, self.told, self.is_done = 0, 0, 0, 0.0, False
+        self.order, self.input, self.source, self.is_done = order, sys.stdin.buffer, None, False
+        self.have, self.came, self.read, self.told = 0, 0, 0, 0.0
         self.root, self.state = place(order["dest"], order["digest"])
         name = hashlib.sha256(os.fsencode(os.path.join(self.root, os.path.basename(order["dest"])))).hexdigest()
         self.record_path = os.path.join(HOME, "provision-data", ".records", name + ".json")
         if order["from"]:
             threading.Thread(target=lambda: (sys.stdin.buffer.read(), self.leave()), daemon=True).start()
-            mesh = os.path.join(HOME, ".ssh", "provision_config")
-            ssh = ["ssh", "-F", mesh, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "--", order["from"], order["give"]]
+            ssh = ["ssh", "-F", os.path.join(HOME, ".ssh", "provision_config"), "-o", "ServerAliveInterval=5", "--", order["from"], order["give"]]
             self.source = subprocess.Popen(ssh, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             self.input = self.source.stdout
             next((line for line in iter(lambda: self.input.readline(SLICE), b"") if line.strip() == MARK.encode()), None)
@@ -109,15 +106,13 @@ class Relay:
                 count, digest = expected(piece)
                 data = self.input.read(count)
                 if hashlib.sha256(data).hexdigest() != digest:
-                    self.lose("it sent a piece that is not what the manifest says" if len(data) == count else "")
+                    if self.source:
+                        self.source.kill()
+                        said = self.source.stderr.read()[-300:].decode(errors="replace").strip() or "the connection has ended"
+                        tell(lost=said if len(data) < count else "it sent a piece that is not what the manifest says")
+                    os._exit(1)
                 self.came += count
                 yield piece, data
-
-    def lose(self, why):
-        if self.source:
-            self.source.kill()
-            tell(lost=why or self.source.stderr.read()[-300:].decode(errors="replace").strip() or "the connection has ended")
-        os._exit(1)
 
     def beat(self, count=0):
         """A piece is here, or was looked at."""
@@ -143,20 +138,21 @@ class Relay:
     def run(self):
         ((_, data),) = self.get([-1], lambda _: (self.order["size"], self.order["digest"]))
         self.manifest, is_new = Manifest(data), not os.path.exists(self.state)
-        self.drafts = [os.path.join(self.state, str(number)) for number in range(len(self.manifest.files))]
-        self.finals = [os.path.join(self.root, path) for path, _, _, _ in self.manifest.files]
+        self.files = [(os.path.join(self.root, each[0]), os.path.join(self.state, str(at))) for at, each in enumerate(self.manifest.files)]
         self.note({}, [self.state, os.path.dirname(self.record_path)])
         os.makedirs(self.state, 0o700, exist_ok=True)
-        self.journal = os.open(os.path.join(self.state, "have"), os.O_RDWR | os.O_CREAT, 0o600)
+        self.lock()
+        write(os.path.join(self.state, "manifest"), data)
+        self.mark(-1)
         try:
-            missing = self.look(data)
+            missing = self.look()
         except ValueError:
             if is_new:
                 shutil.rmtree(self.state)
             raise
         for piece, data in self.get(missing, lambda piece: self.manifest.pieces[piece][2:]):
             number, offset, _, _ = self.manifest.pieces[piece]
-            with open(os.open(self.drafts[number], os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
+            with open(os.open(self.files[number][1], os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
                 file.seek(offset)
                 file.write(data)
             self.mark(piece)
@@ -187,30 +183,32 @@ class Relay:
         os.makedirs(os.path.dirname(self.record_path), 0o700, exist_ok=True)
         write(self.record_path, json.dumps(self.record).encode())
 
+    def lock(self):
+        """Wait for the end of another push of this to the same place: of another controller, or of a host that shares it."""
+        self.journal = os.open(os.path.join(self.state, "have"), os.O_RDWR | os.O_CREAT, 0o600)
+        while True:
+            try:
+                fcntl.flock(self.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                tell(read=os.fstat(self.journal).st_size)
+                time.sleep(TELL_S)
+        os.ftruncate(self.journal, 0)
+        os.pwrite(self.journal, self.order["run"].encode(), 0)
+
     def mark(self, piece):
         """It is here, and can be given to the next host."""
         os.pwrite(self.journal, b"+", FIRST + piece)
         self.beat(self.manifest.pieces[piece][2] if piece >= 0 else 0)
 
-    def look(self, data):
+    def look(self):
         """The pieces that are missing. Refuses where a file is in the way, or the disk is too small."""
-        while True:
-            try:
-                fcntl.flock(self.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:  # another push of this to the same place: of another controller, or of a host that shares it
-                tell(read=os.fstat(self.journal).st_size)
-                time.sleep(TELL_S)
-        os.ftruncate(self.journal, 0)
-        os.pwrite(self.journal, self.order["run"].encode(), 0)
-        write(os.path.join(self.state, "manifest"), data)
-        self.mark(-1)
         self.new, missing, piece = {}, [], 0
         folders = [os.path.join(self.root, folder) for folder in self.manifest.folders]
         for path in folders:
             if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
                 raise ValueError(f"{path} is in the way: it is not a folder")
-        for path, draft, (_, _, _, digests) in zip(self.finals, self.drafts, self.manifest.files):
+        for (path, draft), (_, _, _, digests) in zip(self.files, self.manifest.files):
             found = self.digests_of(path)
             if found != digests:
                 self.check(path, found)
@@ -218,10 +216,9 @@ class Relay:
             for at in range(0, len(digests), 64):
                 self.mark(piece) if found[at : at + 64] == digests[at : at + 64] else missing.append(piece)
                 piece += 1
-        disk = os.statvfs(self.state)
-        needed, free = sum(self.manifest.pieces[each][2] for each in missing) + ROOM, disk.f_bavail * disk.f_frsize
-        if missing and needed > free:
-            raise ValueError(f"{needed >> 20} MB are needed in {self.root}, {free >> 20} are free")
+        disk, needed = os.statvfs(self.state), sum(self.manifest.pieces[each][2] for each in missing)
+        if missing and needed + ROOM > disk.f_bavail * disk.f_frsize:
+            raise ValueError(f"{needed >> 20} MB are needed in {self.root}, and 64 more: {disk.f_bavail * disk.f_frsize >> 20} are free")
         self.note(self.new, folders)
         return missing
 
@@ -229,7 +226,7 @@ class Relay:
         """All pieces are here: give the files their names."""
         mask = os.umask(0o077)
         os.umask(mask)
-        for path, draft, (_, is_program, _, _) in zip(self.finals, self.drafts, self.manifest.files):
+        for (path, draft), (_, is_program, _, _) in zip(self.files, self.manifest.files):
             if path in self.new:
                 self.check(path, self.digests_of(path))
                 open(draft, "ab").close()  # an empty file has no piece
@@ -271,8 +268,6 @@ def main(what, *words):
     try:
         give(*words) if what == "give" else Relay(json.loads(sys.stdin.buffer.readline())).run()
     except Exception as error:
-        if what == "give":
-            sys.exit(str(error))
         tell(error=str(error).encode(errors="replace").decode())
         os._exit(1)
 

@@ -1,7 +1,5 @@
 """Copies data to hosts once: each takes it from the one before it over the cluster's own ssh, the first from here, in pieces.
 
-What a host takes is compared with a manifest whose digest comes from here (`hostside/relay.py`), so no host has to trust another. From whom
-each takes pieces is decided here: where that one is lost, or nothing comes from it, from the one before it, at last from here.
 """
 
 from __future__ import annotations
@@ -35,14 +33,13 @@ from provision.remote.session import Session
 PIECE = 1 << 20  # bytes: a host hands on whole pieces, so the last of 16 is 15 of them behind the first
 STALL_S = 30.0  # without a sign of a host
 _TICK_S, _STARTS_S = 0.2, 3.0  # how often hosts are looked at; within which all are started
-_MANIFEST = -1  # its number as a piece
 _Count = Annotated[int, Field(ge=0, lt=1 << 60)]
 
 
 class _Message(BaseModel):
     """What a host says (`hostside/relay.py`)."""
 
-    want: list[int] = []
+    want: list[Annotated[int, Field(ge=-1)]] = []
     have: _Count = 0
     read: _Count = 0
     lost: str = ""
@@ -52,13 +49,13 @@ class _Message(BaseModel):
 
 @dataclass(eq=False)
 class Target:
-    """A host to which data is copied, from ``source``, or from here.
+    """A host to which data is copied.
 
     Attributes:
+        source: the host from which it takes pieces; None: from here.
         have: bytes that are there; came: that had to come, None before all are there; failed: why it does not get them.
-        sign: what grows while it goes on; grew: when it last did.
-        wanted: pieces that it is to get from here; None at the end. served: how many it has requested.
-        lost: why no more comes from its source.
+        sign: what grows while it goes on; grew: when it last did; lost: why no more comes from its source.
+        wanted: numbers of pieces that it is to get from here, None at the end; served: how many it has requested.
     """
 
     host: Host
@@ -67,10 +64,10 @@ class Target:
     came: int | None = None
     failed: str = ""
     sign: int = 0
-    grew: float = field(default_factory=time.monotonic)
+    grew: float = 0.0
+    lost: str = ""
     wanted: queue.SimpleQueue[list[int] | None] = field(default_factory=queue.SimpleQueue)
     served: int = 0
-    lost: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -78,24 +75,25 @@ class Target:
 
 
 class Data:
-    """What is pushed: a file or folder. ``left_out``: what is not, and why."""
+    """What is pushed: a file or folder, of which each file is named as by `program_files.walk`. ``left_out``: what is not, and why."""
 
     def __init__(self, source: Path, name: str) -> None:
         """Read all of it once. Raises UsageError where it cannot be read, or there is no file in it."""
         self.left_out, self.bytes = list[str](), 0
         self._pieces, files = list[tuple[Path, int, str]](), list[tuple[str, bool, int, str]]()
-        # Files of a snapshot in Hugging Face's cache are links to the folder `blobs` of the model.
-        root = source.resolve().parents[1] if source.resolve().parent.name == "snapshots" else source.resolve()
         try:
-            for path, place in program_files.walk(source.resolve(strict=True), name, root, self.left_out):
-                if not path.is_file():
-                    self.left_out += [f"not copied: {path} is a link, but not to a file"] * path.is_symlink()
-                    continue
-                with path.open("rb") as file:
-                    found = [hashlib.sha256(part).hexdigest() for part in iter(lambda: file.read(PIECE), b"")]
-                    files.append((place, os.access(path, os.X_OK), file.tell(), "".join(found)))
-                self._pieces += [(path, at * PIECE, digest) for at, digest in enumerate(found)]
-                self.bytes += files[-1][2]
+            source = source.resolve(strict=True)
+            # Files of a snapshot in Hugging Face's cache are links to the folder `blobs` of the model.
+            root = source.parents[1] if source.parent.name == "snapshots" else source
+            for path, place in program_files.walk(source, name, root, self.left_out):
+                if path.is_file():
+                    with path.open("rb") as file:
+                        found = [hashlib.sha256(part).hexdigest() for part in iter(lambda: file.read(PIECE), b"")]
+                        files.append((place, os.access(path, os.X_OK), file.tell(), "".join(found)))
+                    self._pieces += [(path, at * PIECE, digest) for at, digest in enumerate(found)]
+                    self.bytes += files[-1][2]
+                elif path.is_symlink():
+                    self.left_out.append(f"not copied: {path} is a link, but not to a file")
         except OSError as error:
             raise UsageError(f"it cannot be read: {error.strerror}", where=str(error.filename or source)) from error
         if not files:
@@ -104,8 +102,8 @@ class Data:
         self.digest, self.files, self.pieces = hashlib.sha256(self.manifest).hexdigest(), len(files), len(self._pieces)
 
     def read(self, piece: int) -> bytes:
-        """A piece, or the manifest. Raises ProvisionError where it has changed."""
-        if piece == _MANIFEST:
+        """A piece; -1: the manifest. Raises ProvisionError where it has changed."""
+        if piece < 0:
             return self.manifest
         path, offset, digest = self._pieces[piece]
         with contextlib.suppress(OSError), path.open("rb") as file:
@@ -129,26 +127,26 @@ class Push:
 
     def run(self) -> None:
         """Copy it. Raises Interrupted after Ctrl-C, ProvisionError where the source has changed; hosts that fail say so in `targets`."""
-        progress, names, began = self._session.progress, [each.host.name for each in self.targets], time.monotonic()
-        progress.stage(f"Push {counted(self._data.files, 'file')}, {size(self._data.bytes)}", names)
+        progress, began, says = self._session.progress, time.monotonic(), 1.0
+        what = f"{counted(self._data.files, 'file')}, {size(self._data.bytes)}"
+        progress.stage(f"Push {what}", [each.host.name for each in self.targets])
         for line in self._data.left_out:
             progress.line(line.partition(";")[0])
         with signals.as_event() as interrupted, ThreadPoolExecutor(len(self.targets)) as pool:
-            runs, says = [], began + 1.0
+            runs = []
             for target in self.targets:
                 target.grew = time.monotonic() + _STARTS_S
                 runs.append(pool.submit(self._attend, target, lambda: interrupted.is_set() or self._broken is not None))
                 time.sleep(min(0.1, _STARTS_S / len(self.targets)))  # the first ones need this machine's processor now, the last ones later
             while wait(runs, _TICK_S).not_done:
-                with self._lock:
-                    left = self._judge(now := time.monotonic())
+                left, passed = self._judge(), time.monotonic() - began
                 for target in self.targets if not left else ():
                     target.wanted.put(None)
-                if left and now > says:
-                    last, says = min(left, key=lambda each: each.have), now + max(1.0, (now - began) / 10)
-                    progress.doing(f"{last.host.name}: {last.have >> 20:,} of {self._data.bytes >> 20:,} MiB, {len(left)} hosts to go")
-        if failed := [each.host.name for each in self.targets if each.came is None]:
-            ssh.run_cleanup(self._session, dict.fromkeys(failed, resources.inline_command("guard.py", self._session.run_id)))
+                if left and passed > says:
+                    last, says = min(left, key=lambda each: each.have), passed + max(1.0, passed / 10)
+                    progress.doing(f"{last.host.name}: {size(last.have)} of {size(self._data.bytes)}, {counted(len(left), 'host')} to go")
+        if left_over := [each.host.name for each in self.targets if each.came is None]:
+            ssh.run_cleanup(self._session, dict.fromkeys(left_over, resources.inline_command("guard.py", self._session.run_id)))
         for each in runs:
             each.result()
         if self._broken is not None:
@@ -160,7 +158,7 @@ class Push:
         """Have a host take it, again where it gets another source, until all hosts have it."""
         while not target.is_over and not stops():
             source, target.sign, target.lost, target.wanted = target.source, 0, "", queue.SimpleQueue()
-            said = self._take_from(target, source, lambda: stops() or bool(target.failed) or target.source is not source)  # noqa: B023
+            said = self._take(target, source, stops)
             with self._lock:
                 if target.is_over or stops() or target.source is not source:
                     continue
@@ -169,18 +167,17 @@ class Push:
                 else:
                     self._fail(target, said)
 
-    def _take_from(self, target: Target, source: Target | None, stops: Callable[[], bool]) -> str:
-        """Have a host take it from there. Returns why it has ended, where that is not what the host says."""
-        said, run = "", self._session.run_id
-        order = {"digest": self._data.digest, "size": len(self._data.manifest), "dest": self._dest, "run": run, "from": "", "give": ""}
-        if source is not None:
-            words = ("give", self._dest, self._data.digest, run, str(self._rate))
-            order |= {"from": source.host.name, "give": self._command(source.host, *words)}
+    def _take(self, target: Target, source: Target | None, stops: Callable[[], bool]) -> str:
+        """Have a host take it from there. Returns why that has ended, where the host does not say it."""
+        said, wanted = "", target.wanted
+        words = (self._dest, self._data.digest, self._session.run_id, str(self._rate))
+        order = {"size": len(self._data.manifest), **dict(zip(("dest", "digest", "run"), words, strict=False))}
+        order |= {"from": source.host.name, "give": self._command(source.host, "give", *words)} if source else {"from": ""}
 
         def feed(pipe: IO[bytes]) -> None:
             pipe.write(json.dumps(order).encode() + b"\n")
             pipe.flush()
-            while (pieces := target.wanted.get()) is not None:
+            while (pieces := wanted.get()) is not None:
                 for piece in pieces:
                     pipe.write(self._read(piece))
                     pipe.flush()
@@ -192,8 +189,10 @@ class Push:
             if is_ours:
                 self._hear(target, text)
 
-        wanted = target.wanted
-        code = ssh.stream(self._session, target.host.name, self._command(target.host, "take"), feed, take, stops)
+        def is_enough() -> bool:
+            return stops() or bool(target.failed) or target.source is not source
+
+        code = ssh.stream(self._session, target.host.name, self._command(target.host, "take"), feed, take, is_enough)
         wanted.put(None)
         return said[-300:] or f"exit code {code}"
 
@@ -226,26 +225,27 @@ class Push:
             target.have = max(target.have, min(message.have, self._data.bytes))
             target.lost, target.came = message.lost or target.lost, target.came if message.done is None else message.done
             target.served += len(message.want)
-            if target.served > self._data.pieces + 1 or not all(_MANIFEST <= each < self._data.pieces for each in message.want):
-                message = _Message(error="it requests what there is not")
+            if target.served > self._data.pieces + 1 or max(message.want, default=-1) >= self._data.pieces:
+                message.error = "it requests what there is not"
             elif message.want:
                 target.wanted.put(message.want)
             if message.error and not target.is_over:
                 self._fail(target, message.error)
 
-    def _judge(self, now: float) -> list[Target]:
+    def _judge(self) -> list[Target]:
         """Give hosts to which nothing comes another source, or up; the hosts that go on."""
         why = f"nothing has come for {STALL_S:g} s"
-        for target in self.targets:
-            source, silent = target.source, now - target.grew
-            if target.is_over or silent < STALL_S:
-                continue
-            if source is None:
-                self._fail(target, why)
-            elif source.is_over or source.have > target.have or silent > 3 * STALL_S:  # else the source itself waits
-                self._bypass(target)
-                self._move(target, None, why)
-        return [each for each in self.targets if not each.is_over]
+        with self._lock:
+            for target in self.targets:
+                source, silent = target.source, time.monotonic() - target.grew
+                if target.is_over or silent < STALL_S:
+                    continue
+                if source is None:
+                    self._fail(target, why)
+                elif source.is_over or source.have > target.have or silent > 3 * STALL_S:  # else the source itself waits
+                    self._bypass(target)
+                    self._move(target, None, why)
+            return [each for each in self.targets if not each.is_over]
 
     def _bypass(self, target: Target) -> None:
         """Those that take pieces from it take them from its source."""
@@ -255,8 +255,6 @@ class Push:
 
     def _move(self, target: Target, source: Target | None, why: str) -> None:
         lost = target.source.host.name if target.source else ""
-        while source is not None and source.failed:
-            source = source.source
         target.source, target.grew = source, time.monotonic()
         where = source.host.name if source else "this machine"
         self._session.progress.line(f"{target.host.name}: {lost}: {why}; goes on with {where}", "yellow")
