@@ -1,13 +1,14 @@
 """Takes what `provision push` copies to this host, and gives it to the next one. It runs on the installation's Python, standard library only.
 
-``take`` is the controller's: the first line of standard input is the order, JSON: what, and from whom. Pieces of the controller follow there as
-requested. All is compared with the order's digest, or the manifest, before it counts. It prints lines of a mark and JSON: ``want``, pieces of
-the controller; ``have``, bytes that are here, and ``read``, which grows while files are read; ``lost``, why no more comes from there; ``done``,
-bytes that have come; ``error``. Until its input ends, a folder next to the data has ``manifest``; files by their numbers, while one is
-missing; and ``have``, locked: the run, and a byte for each piece. What was pushed is in ~/provision-data/.records.
+``take`` is the controller's: the first line of standard input is the order, JSON: what, and from whom: hosts, the nearest first, at last the
+controller, whose pieces follow there as requested. All is compared with the order's digest, or the manifest, before it counts. It prints lines
+of a mark and JSON: ``want``, pieces of the controller; ``have``, bytes that are here, and ``read``, which grows while files are read;
+``lost``, from whom no more comes; ``done``, bytes that have come; ``error``. Until its input ends, a folder next to the data has ``manifest``;
+files by their numbers, while one is missing; and ``have``, locked: the run, and a byte for each piece. What was pushed is in
+~/provision-data/.records.
 
 ``give DEST DIGEST RUN RATE`` is the next host's, over ssh: it reads numbers of pieces as JSON (-1: the manifest), and prints these pieces as
-soon as they are here, RATE bytes a second at most unless that is 0.
+soon as they are here, RATE bytes a second at most unless that is 0. It ends where no more come.
 """
 
 import contextlib
@@ -19,7 +20,6 @@ import select
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import zlib
 
@@ -75,44 +75,74 @@ class Manifest:
 
 class Relay:
     def __init__(self, order):
-        self.order, self.input, self.source, self.is_done = order, sys.stdin.buffer, None, False
+        self.order, self.source, self.sources, self.is_waste = order, None, order["sources"], False
         self.have, self.came, self.read, self.told = 0, 0, 0, 0.0
         self.root, self.state = place(order["dest"], order["digest"])
         name = hashlib.sha256(os.fsencode(os.path.join(self.root, os.path.basename(order["dest"])))).hexdigest()
         self.record_path = os.path.join(HOME, "provision-data", ".records", name + ".json")
-        if order["from"]:
-            threading.Thread(target=lambda: (sys.stdin.buffer.read(), self.leave()), daemon=True).start()
-            ssh = ["ssh", "-F", os.path.join(HOME, ".ssh", "provision_config"), "-o", "ServerAliveInterval=5", "--", order["from"], order["give"]]
+        self.connect()
+
+    def connect(self):
+        """Take pieces from the next one in the order."""
+        self.host, give = self.sources.pop(0) if self.sources else ("", "")
+        self.source, self.input = None, 0
+        if self.host:
+            ssh = ["ssh", "-F", os.path.join(HOME, ".ssh", "provision_config"), "-o", "ServerAliveInterval=5", "--", self.host, give]
             self.source = subprocess.Popen(ssh, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            self.input = self.source.stdout
-            next((line for line in iter(lambda: self.input.readline(SLICE), b"") if line.strip() == MARK.encode()), None)
+            self.input, said = self.source.stdout.fileno(), b"\n"
+            while not said.endswith(f"\n{MARK}\n".encode()) and (byte := self.receive(1)):  # before it, what a login shell prints
+                said = said[-SLICE:] + byte
+
+    def receive(self, count):
+        """So many bytes; fewer where no more come, or too slowly."""
+        data, patience, began = bytearray(), self.order["patience"], time.monotonic()
+        while len(data) < count and time.monotonic() < began + 3 * patience:
+            ready = select.select([0, self.input], [], [], patience)[0]
+            if self.source and 0 in ready:
+                self.leave()
+            part = os.read(self.input, min(count - len(data), 1 << 20)) if ready else b""
+            data, self.is_silent = data + part, not ready
+            if not part:
+                break
+        return data
 
     def leave(self):
         """The controller needs this no more, or is gone."""
-        if self.is_done:
+        if self.source:
+            self.source.kill()
+        if self.is_waste:
             shutil.rmtree(self.state, ignore_errors=True)
-        os._exit(0)  # another thread may read
+        sys.exit()
 
     def get(self, pieces, expected):
         """(number, bytes) of each, once they are what they should be. ``expected``: number → (bytes, SHA-256)."""
-        for wanted in (pieces[at : at + MANY] for at in range(0, len(pieces), MANY)):
+        at = 0
+        while at < len(pieces):
             if not self.source:
-                tell(want=wanted)
+                tell(want=pieces[at : at + MANY])
             with contextlib.suppress(BrokenPipeError):
                 if self.source:
-                    self.source.stdin.write(json.dumps(wanted).encode() + b"\n")
+                    self.source.stdin.write(json.dumps(pieces[at : at + MANY]).encode() + b"\n")
                     self.source.stdin.flush()
-            for piece in wanted:
+            for piece in pieces[at : at + MANY]:
                 count, digest = expected(piece)
-                data = self.input.read(count)
+                data = self.receive(count)
                 if hashlib.sha256(data).hexdigest() != digest:
-                    if self.source:
-                        self.source.kill()
-                        said = self.source.stderr.read()[-300:].decode(errors="replace").strip() or "the connection has ended"
-                        tell(lost=said if len(data) < count else "it sent a piece that is not what the manifest says")
-                    os._exit(1)
-                self.came += count
+                    self.lose(len(data) == count)
+                    break
+                self.came, at = self.came + count, at + 1
                 yield piece, data
+
+    def lose(self, is_whole):
+        """Go on with the next source. ``is_whole``: the piece was."""
+        if not self.source:
+            self.leave()
+        self.source.kill()
+        said = self.source.stderr.read()[-300:].decode(errors="replace").strip() or "the connection has ended"
+        said = f"nothing has come for {self.order['patience']:g} s" if self.is_silent else said
+        said = "it sent a piece that is not what the manifest says" if is_whole else said
+        tell(lost=f"{self.host}: {said}; goes on with {self.sources[0][0] if self.sources else 'this machine'}")
+        self.connect()
 
     def beat(self, count=0):
         """A piece is here, or was looked at."""
@@ -137,19 +167,15 @@ class Relay:
 
     def run(self):
         ((_, data),) = self.get([-1], lambda _: (self.order["size"], self.order["digest"]))
-        self.manifest, is_new = Manifest(data), not os.path.exists(self.state)
+        self.manifest = Manifest(data)
         self.files = [(os.path.join(self.root, each[0]), os.path.join(self.state, str(at))) for at, each in enumerate(self.manifest.files)]
         self.note({}, [self.state, os.path.dirname(self.record_path)])
+        self.is_waste = not os.path.exists(self.state)  # where it is refused
         os.makedirs(self.state, 0o700, exist_ok=True)
         self.lock()
         write(os.path.join(self.state, "manifest"), data)
         self.mark(-1)
-        try:
-            missing = self.look()
-        except ValueError:
-            if is_new:
-                shutil.rmtree(self.state)
-            raise
+        missing, self.is_waste = self.look(), False
         for piece, data in self.get(missing, lambda piece: self.manifest.pieces[piece][2:]):
             number, offset, _, _ = self.manifest.pieces[piece]
             with open(os.open(self.files[number][1], os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
@@ -157,13 +183,10 @@ class Relay:
                 file.write(data)
             self.mark(piece)
         self.finish()
-        self.is_done = True
+        self.is_waste = True
         fcntl.flock(self.journal, fcntl.LOCK_UN)
         tell(have=self.have, done=self.came)
-        if self.source:
-            self.source.kill()
-            threading.Event().wait()  # the next host may need what is here
-        sys.stdin.buffer.read()
+        sys.stdin.buffer.read()  # the next host may need what is here
         self.leave()
 
     def note(self, files, folders):
@@ -186,13 +209,9 @@ class Relay:
     def lock(self):
         """Wait for the end of another push of this to the same place: of another controller, or of a host that shares it."""
         self.journal = os.open(os.path.join(self.state, "have"), os.O_RDWR | os.O_CREAT, 0o600)
-        while True:
-            try:
-                fcntl.flock(self.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                tell(read=os.fstat(self.journal).st_size)
-                time.sleep(TELL_S)
+        while not is_free(self.journal, fcntl.LOCK_EX):
+            tell(read=os.fstat(self.journal).st_size)
+            time.sleep(TELL_S)
         os.ftruncate(self.journal, 0)
         os.pwrite(self.journal, self.order["run"].encode(), 0)
 
@@ -236,10 +255,23 @@ class Relay:
             self.beat()
 
 
+def is_free(file, kind):
+    """Whether another process has not locked a file; now this one has."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+
+
 def has(state, run, piece):
-    """Whether the process that takes for this run has it."""
+    """Whether the process that takes for this run has it; exits where it never will."""
     with contextlib.suppress(FileNotFoundError), open(os.path.join(state, "have"), "rb") as journal:
-        return journal.read(len(run)) == run and os.pread(journal.fileno(), 1, FIRST + piece) == b"+"
+        is_over, is_of_run = is_free(journal, fcntl.LOCK_SH), journal.read(len(run)) == run
+        if is_of_run and os.pread(journal.fileno(), 1, FIRST + piece) == b"+":
+            return True
+        if is_of_run and is_over:
+            sys.exit("it has ended before it had all")
 
 
 def give(dest, digest, run, rate):
@@ -265,11 +297,18 @@ def give(dest, digest, run, rate):
 
 
 def main(what, *words):
+    if what == "give":
+        give(*words)
+        return
+    relay = Relay(json.loads(sys.stdin.buffer.readline()))
     try:
-        give(*words) if what == "give" else Relay(json.loads(sys.stdin.buffer.readline())).run()
+        relay.run()
     except Exception as error:
         tell(error=str(error).encode(errors="replace").decode())
-        os._exit(1)
+        with contextlib.suppress(AttributeError):
+            fcntl.flock(relay.journal, fcntl.LOCK_UN)  # the next host learns that no more come
+        sys.stdin.buffer.read()
+        relay.leave()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """Copies data to hosts once: each takes it from the one before it over the cluster's own ssh, the first from here, in pieces.
 
+What a host takes is compared with a manifest whose digest comes from here, so no host trusts another. Where one is lost, or is silent, the
+next takes pieces from the one before that, at last from here (`hostside/relay.py`).
+
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from provision.remote import ssh
 from provision.remote.session import Session
 
 PIECE = 1 << 20  # bytes: a host hands on whole pieces, so the last of 16 is 15 of them behind the first
-STALL_S = 30.0  # without a sign of a host
+STALL_S = 30.0  # without a byte, until a host asks another one
+_NEAREST = 3  # hosts that it takes pieces from, before it takes them from here
 _TICK_S, _STARTS_S = 0.2, 3.0  # how often hosts are looked at; within which all are started
 _Count = Annotated[int, Field(ge=0, lt=1 << 60)]
 
@@ -52,20 +56,19 @@ class Target:
     """A host to which data is copied.
 
     Attributes:
-        source: the host from which it takes pieces; None: from here.
-        have: bytes that are there; came: that had to come, None before all are there; failed: why it does not get them.
-        sign: what grows while it goes on; grew: when it last did; lost: why no more comes from its source.
+        have: bytes that are there; came: that had to come, None before all are there; failed: why it does not get them;
+            is_cut_off: it is not said by the host, which would wait for the end as the others do.
+        sign: what grows while it goes on; grew: when it last did.
         wanted: numbers of pieces that it is to get from here, None at the end; served: how many it has requested.
     """
 
     host: Host
-    source: Target | None
     have: int = 0
     came: int | None = None
     failed: str = ""
+    is_cut_off: bool = False
     sign: int = 0
     grew: float = 0.0
-    lost: str = ""
     wanted: queue.SimpleQueue[list[int] | None] = field(default_factory=queue.SimpleQueue)
     served: int = 0
 
@@ -119,10 +122,8 @@ class Push:
     def __init__(self, session: Session, data: Data, dest: str, rate: float) -> None:
         """``rate``: bytes a second that each host, and this machine, sends at most; 0 for no limit."""
         self._session, self._data, self._dest, self._rate = session, data, dest, rate
-        self.targets: list[Target] = []
-        for host in session.inventory.hosts:
-            self.targets.append(Target(host, self.targets[-1] if self.targets else None))
-        self._lock, self._sending, self._ready = threading.RLock(), threading.Lock(), 0.0
+        self.targets = [Target(host) for host in session.inventory.hosts]
+        self._sending, self._ready = threading.Lock(), 0.0
         self._broken: ProvisionError | None = None
 
     def run(self) -> None:
@@ -134,12 +135,11 @@ class Push:
             progress.line(line.partition(";")[0])
         with signals.as_event() as interrupted, ThreadPoolExecutor(len(self.targets)) as pool:
             runs = []
-            for target in self.targets:
-                target.grew = time.monotonic() + _STARTS_S
-                runs.append(pool.submit(self._attend, target, lambda: interrupted.is_set() or self._broken is not None))
+            for at in range(len(self.targets)):
+                runs.append(pool.submit(self._attend, at, lambda: interrupted.is_set() or self._broken is not None))
                 time.sleep(min(0.1, _STARTS_S / len(self.targets)))  # the first ones need this machine's processor now, the last ones later
             while wait(runs, _TICK_S).not_done:
-                left, passed = self._judge(), time.monotonic() - began
+                left, passed = [each for each in self.targets if not each.is_over], time.monotonic() - began
                 for target in self.targets if not left else ():
                     target.wanted.put(None)
                 if left and passed > says:
@@ -154,30 +154,20 @@ class Push:
         if interrupted.is_set():
             raise Interrupted("interrupted; nothing of it is left running", hint="the same command goes on where it stopped")
 
-    def _attend(self, target: Target, stops: Callable[[], bool]) -> None:
-        """Have a host take it, again where it gets another source, until all hosts have it."""
-        while not target.is_over and not stops():
-            source, target.sign, target.lost, target.wanted = target.source, 0, "", queue.SimpleQueue()
-            said = self._take(target, source, stops)
-            with self._lock:
-                if target.is_over or stops() or target.source is not source:
-                    continue
-                if source is not None and target.lost:
-                    self._move(target, source.source, target.lost)
-                else:
-                    self._fail(target, said)
-
-    def _take(self, target: Target, source: Target | None, stops: Callable[[], bool]) -> str:
-        """Have a host take it from there. Returns why that has ended, where the host does not say it."""
-        said, wanted = "", target.wanted
+    def _attend(self, at: int, stops: Callable[[], bool]) -> None:
+        """Have the host of this number take it, until all hosts have it."""
+        target, said, nearest = self.targets[at], "", self.targets[max(0, at - _NEAREST) : at]
         words = (self._dest, self._data.digest, self._session.run_id, str(self._rate))
         order = {"size": len(self._data.manifest), **dict(zip(("dest", "digest", "run"), words, strict=False))}
-        order |= {"from": source.host.name, "give": self._command(source.host, "give", *words)} if source else {"from": ""}
+        order["sources"] = [(each.host.name, self._command(each.host, "give", *words)) for each in reversed(nearest)]
+        order["patience"] = patience = STALL_S * (1 + min(at, 20) / 10)  # where one is silent, the next one notices it first
+        longest = patience * (3 * len(nearest) + 2)
+        target.grew = time.monotonic()
 
         def feed(pipe: IO[bytes]) -> None:
             pipe.write(json.dumps(order).encode() + b"\n")
             pipe.flush()
-            while (pieces := wanted.get()) is not None:
+            while (pieces := target.wanted.get()) is not None:
                 for piece in pieces:
                     pipe.write(self._read(piece))
                     pipe.flush()
@@ -190,11 +180,14 @@ class Push:
                 self._hear(target, text)
 
         def is_enough() -> bool:
-            return stops() or bool(target.failed) or target.source is not source
+            if not target.is_over and time.monotonic() - target.grew > longest:
+                self._fail(target, f"nothing has come for {longest:g} s")
+            return stops() or target.is_cut_off
 
         code = ssh.stream(self._session, target.host.name, self._command(target.host, "take"), feed, take, is_enough)
-        wanted.put(None)
-        return said[-300:] or f"exit code {code}"
+        target.wanted.put(None)
+        if not target.is_over and not stops():
+            self._fail(target, said[-300:] or f"exit code {code}")
 
     def _command(self, host: Host, *words: str) -> str:
         """Runs relay.py there, by the installation's Python."""
@@ -218,48 +211,22 @@ class Push:
         try:
             message = _Message.model_validate_json(text)
         except ValidationError:
-            message = _Message(error="invalid answer")
-        with self._lock:
-            if (sign := message.have + message.read) > target.sign:
-                target.sign, target.grew = sign, time.monotonic()
-            target.have = max(target.have, min(message.have, self._data.bytes))
-            target.lost, target.came = message.lost or target.lost, target.came if message.done is None else message.done
-            target.served += len(message.want)
-            if target.served > self._data.pieces + 1 or max(message.want, default=-1) >= self._data.pieces:
-                message.error = "it requests what there is not"
-            elif message.want:
-                target.wanted.put(message.want)
-            if message.error and not target.is_over:
-                self._fail(target, message.error)
-
-    def _judge(self) -> list[Target]:
-        """Give hosts to which nothing comes another source, or up; the hosts that go on."""
-        why = f"nothing has come for {STALL_S:g} s"
-        with self._lock:
-            for target in self.targets:
-                source, silent = target.source, time.monotonic() - target.grew
-                if target.is_over or silent < STALL_S:
-                    continue
-                if source is None:
-                    self._fail(target, why)
-                elif source.is_over or source.have > target.have or silent > 3 * STALL_S:  # else the source itself waits
-                    self._bypass(target)
-                    self._move(target, None, why)
-            return [each for each in self.targets if not each.is_over]
-
-    def _bypass(self, target: Target) -> None:
-        """Those that take pieces from it take them from its source."""
-        for follower in self.targets:
-            if follower.source is target and not follower.is_over:
-                follower.source, follower.grew = target.source, time.monotonic()
-
-    def _move(self, target: Target, source: Target | None, why: str) -> None:
-        lost = target.source.host.name if target.source else ""
-        target.source, target.grew = source, time.monotonic()
-        where = source.host.name if source else "this machine"
-        self._session.progress.line(f"{target.host.name}: {lost}: {why}; goes on with {where}", "yellow")
+            message = _Message()
+            self._fail(target, "invalid answer")
+        if (sign := message.have + message.read) > target.sign:
+            target.sign, target.grew = sign, time.monotonic()
+        target.have, target.came = min(message.have or target.have, self._data.bytes), target.came if message.done is None else message.done
+        target.served += len(message.want)
+        if target.served > 2 * self._data.pieces + 1 or max(message.want, default=-1) >= self._data.pieces:
+            self._fail(target, "it requests what there is not")
+        elif message.want:
+            target.wanted.put(message.want)
+        if message.lost:
+            self._session.progress.line(f"{target.host.name}: {message.lost[:500]}", "yellow")
+        if message.error and not target.is_over:
+            self._fail(target, message.error)
+            target.is_cut_off = False
 
     def _fail(self, target: Target, why: str) -> None:
-        target.failed = why
+        target.failed, target.is_cut_off = why, True
         self._session.progress.line(f"{target.host.name}: {why}", "bold red")
-        self._bypass(target)
