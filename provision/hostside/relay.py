@@ -100,8 +100,8 @@ class Relay:
             ready = select.select([0, self.input], [], [], patience)[0]
             if self.source and 0 in ready:
                 self.leave()
-            part = os.read(self.input, min(count - len(data), 1 << 20)) if ready else b""
-            data, self.is_silent = data + part, not ready
+            part, self.is_silent = os.read(self.input, min(count - len(data), SLICE)) if ready else b"", not ready
+            data += part
             if not part:
                 break
         return data

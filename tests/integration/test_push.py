@@ -25,7 +25,8 @@ from provision.base import resources
 from provision.sandbox import Sandbox
 
 MEGABYTE = 1 << 20
-LINK, MEGABYTES = "100mbit", int(os.environ.get("PUSH_MEGABYTES", "512"))
+#: On two cores, 16 hosts with their encryption and packets need more than there is from about 100 Mbit/s on.
+LINK, MEGABYTES = os.environ.get("PUSH_LINK", "100mbit"), int(os.environ.get("PUSH_MEGABYTES", "512"))
 NETWORK = "10.214.77.{}"
 
 
@@ -184,5 +185,5 @@ def test_sixteen_hosts_behind_slow_links_take_little_longer_than_one(slow_networ
     data = data_in(tmp_path / "here", MEGABYTES)
     one, all_ = slow_network.push(data, 1), slow_network.push(data, 16)
     print(f"{MEGABYTES} MiB behind {LINK}: to one host {one:.1f} s, to 16 hosts {all_:.1f} s: {all_ / one:.3f}")
-    assert one >= MEGABYTES * MEGABYTE * 8 / 100e6
+    assert one >= MEGABYTES * MEGABYTE * 8 / 1e6 / int(LINK.removesuffix("mbit"))
     assert all_ <= 1.15 * one
