@@ -49,6 +49,7 @@ def cluster(ready_sandbox) -> Sandbox:
     return ready_sandbox("push", 4)
 
 
+@pytest.mark.slow
 def test_the_others_have_it_although_a_host_dies(cluster: Sandbox, tmp_path: Path) -> None:
     data, hosts = data_in(tmp_path, 40), str(cluster.inventory)
     *_, third, fourth = cluster.hosts

@@ -175,6 +175,7 @@ def test_a_host_that_lies_changes_nothing_and_is_named(
     assert re.search(f"n3: n2: .*{why}; goes on with n1", capfd.readouterr().err)
 
 
+@pytest.mark.slow
 def test_a_host_that_hangs_is_passed_over(hosts: Hosts, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STALL_S", 5.0)
     stopped = when(lambda made: made.targets[1].have > 5 * SMALL, lambda: kill(hosts, "n2", signal.SIGSTOP))
