@@ -57,7 +57,7 @@ class Target:
 
     Attributes:
         have: bytes that are there; came: that had to come, None before all are there; failed: why it does not get them;
-            is_cut_off: it is not said by the host, which would wait for the end as the others do.
+            is_cut_off: not by the host itself, which would wait for the end as the others do.
         sign: what grows while it goes on; grew: when it last did.
         wanted: numbers of pieces that it is to get from here, None at the end; served: how many it has requested.
     """
