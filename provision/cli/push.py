@@ -36,12 +36,13 @@ def push(
 ) -> None:
     """Copy a file or folder to all hosts of a cluster: from here once, then from host to host. What a host has is not sent again."""
     inventory = inventory_of(hosts, limit)
-    dest = posixpath.normpath((to or f"provision-data/{os.path.basename(os.path.abspath(source))}").removeprefix("~/"))
-    if posixpath.basename(dest) in ("", ".", "..") or dest.startswith("~"):
+    place = to or f"~/provision-data/{os.path.basename(os.path.abspath(source))}"
+    dest = posixpath.normpath(place[2:].lstrip("/") if place.startswith("~/") else place)
+    if posixpath.basename(dest) in ("", ".", "..") or dest.startswith(("~", "../")) or "/.records" in f"/{dest}":
         raise UsageError(f"invalid --to {to or source}: expected the path of a file or folder")
     most = re.fullmatch(r"(\d{1,9}(?:\.\d+)?) ?([kMG])B(?:/s)?", rate or "0GB")
-    if not most or (rate and float(most[1]) * _UNITS[most[2]] < 1e5):  # less looks like a host that has stopped
-        raise UsageError(f"invalid --rate {rate}: expected a rate such as 50MB/s, and at least 100kB/s")
+    if not most or (rate and float(most[1]) * _UNITS[most[2]] < 1e6):  # less looks like a host that has stopped
+        raise UsageError(f"invalid --rate {rate}: expected a rate such as 50MB/s, and at least 1MB/s")
     with progress.make() as shown, host_locks.acquired(inventory, "provision push"):
         shown.doing(f"reading {source} …")
         data, began = Data(source, posixpath.basename(dest)), time.monotonic()

@@ -18,6 +18,7 @@ import json
 import os
 import select
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ import zlib
 
 MARK, HOME = "===PROVISION-ANSWER===", os.path.expanduser("~")
 FIRST = 64  # where in ``have`` the byte of piece 0 is
-POLL_S, TELL_S = 0.02, 0.3
+POLL_S, TELL_S, MAX_DIGESTS = 0.02, 0.3, 8
 SLICE, MANY, ROOM = 1 << 16, 1 << 16, 64 << 20  # bytes that are sent, pieces that are requested, at a time; bytes that stay free on the disk
 
 
@@ -89,9 +90,11 @@ class Relay:
         if self.host:
             ssh = ["ssh", "-F", os.path.join(HOME, ".ssh", "provision_config"), "-o", "ServerAliveInterval=5", "--", self.host, give]
             self.source = subprocess.Popen(ssh, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            self.input, said = self.source.stdout.fileno(), b"\n"
-            while not said.endswith(f"\n{MARK}\n".encode()) and (byte := self.receive(1)):  # before it, what a login shell prints
-                said = said[-SLICE:] + byte
+            self.input, said, until = self.source.stdout.fileno(), bytearray(b"\n"), time.monotonic() + self.order["patience"]
+            while not said.endswith(f"\n{MARK}\n".encode()) and len(said) < SLICE and time.monotonic() < until:
+                if not (byte := self.receive(1)):  # before the mark, what a login shell prints
+                    break
+                said += byte
 
     def receive(self, count):
         """So many bytes; fewer where no more come, or too slowly."""
@@ -172,6 +175,9 @@ class Relay:
         self.note({}, [self.state, os.path.dirname(self.record_path)])
         self.is_waste = not os.path.exists(self.state)  # where it is refused
         os.makedirs(self.state, 0o700, exist_ok=True)
+        made = os.lstat(self.state)
+        if not stat.S_ISDIR(made.st_mode) or made.st_uid != os.geteuid() or made.st_mode & 0o022:
+            raise ValueError(f"{self.state} is in the way: another user could write it")
         self.lock()
         write(os.path.join(self.state, "manifest"), data)
         self.mark(-1)
@@ -198,7 +204,9 @@ class Relay:
             self.record = json.loads(content(self.record_path))
         for path, digests in files.items():
             known = self.record["files"].setdefault(path, {"path": path, "marker": None, "made": True, "sha256": []})
-            known.update(piece=self.manifest.piece, sha256=[*known["sha256"][-1:], hashlib.sha256(digests.encode()).hexdigest()])
+            # That of what is there stays, also where pushes are cut off.
+            of_all = dict.fromkeys([*known["sha256"], hashlib.sha256(digests.encode()).hexdigest()])
+            known.update(piece=self.manifest.piece, sha256=list(of_all)[-MAX_DIGESTS:])
         for path in folders:
             while not os.path.lexists(path) and path not in self.record["claimed"]:
                 self.record["claimed"].append(path)
@@ -208,7 +216,7 @@ class Relay:
 
     def lock(self):
         """Wait for the end of another push of this to the same place: of another controller, or of a host that shares it."""
-        self.journal = os.open(os.path.join(self.state, "have"), os.O_RDWR | os.O_CREAT, 0o600)
+        self.journal = os.open(os.path.join(self.state, "have"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         while not is_free(self.journal, fcntl.LOCK_EX):
             tell(read=os.fstat(self.journal).st_size)
             time.sleep(TELL_S)
@@ -245,10 +253,13 @@ class Relay:
         """All pieces are here: give the files their names."""
         mask = os.umask(0o077)
         os.umask(mask)
-        for (path, draft), (_, is_program, _, _) in zip(self.files, self.manifest.files):
-            if path in self.new:
-                self.check(path, self.digests_of(path))
-                open(draft, "ab").close()  # an empty file has no piece
+        for (path, draft), (_, is_program, count, digests) in zip(self.files, self.manifest.files):
+            if path in self.new and (found := self.digests_of(path)) != digests:  # else a host with the same folder has put it there
+                self.check(path, found)
+                with open(draft, "ab") as file:  # an empty file has no piece
+                    if file.tell() < count:
+                        raise ValueError(f"{draft} was changed meanwhile: push it again")
+                    file.truncate(count)
                 os.chmod(draft, (0o777 if is_program else 0o666) & ~mask)
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 os.rename(draft, path)

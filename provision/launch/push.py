@@ -26,7 +26,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from provision.base import resources, signals
 from provision.base.errors import Interrupted, ProvisionError, UsageError
-from provision.base.text import counted, size
+from provision.base.text import counted, joined, size
 from provision.inventory import Host
 from provision.launch import program_files
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
@@ -133,6 +133,7 @@ class Push:
         progress.stage(f"Push {what}", [each.host.name for each in self.targets])
         for line in self._data.left_out:
             progress.line(line.partition(";")[0])
+        ssh.at_once()  # which raises the limit of open files
         with signals.as_event() as interrupted, ThreadPoolExecutor(len(self.targets)) as pool:
             runs = []
             for at in range(len(self.targets)):
@@ -146,13 +147,15 @@ class Push:
                     last, says = min(left, key=lambda each: each.have), passed + max(1.0, passed / 10)
                     progress.doing(f"{last.host.name}: {size(last.have)} of {size(self._data.bytes)}, {counted(len(left), 'host')} to go")
         if left_over := [each.host.name for each in self.targets if each.came is None]:
-            ssh.run_cleanup(self._session, dict.fromkeys(left_over, resources.inline_command("guard.py", self._session.run_id)))
+            swept = ssh.run_cleanup(self._session, dict.fromkeys(left_over, resources.inline_command("guard.py", self._session.run_id)))
+            left_over = [name for name, answer in swept.items() if answer.code in (None, ssh.UNREACHABLE)]
         for each in runs:
             each.result()
         if self._broken is not None:
             raise self._broken
         if interrupted.is_set():
-            raise Interrupted("interrupted; nothing of it is left running", hint="the same command goes on where it stopped")
+            rest = f"; {joined(left_over)} could not be checked" if left_over else ""
+            raise Interrupted(f"interrupted; nothing of it is left running{rest}", hint="the same command goes on where it stopped")
 
     def _attend(self, at: int, stops: Callable[[], bool]) -> None:
         """Have the host of this number take it, until all hosts have it."""
@@ -184,7 +187,10 @@ class Push:
                 self._fail(target, f"nothing has come for {longest:g} s")
             return stops() or target.is_cut_off
 
-        code = ssh.stream(self._session, target.host.name, self._command(target.host, "take"), feed, take, is_enough)
+        try:
+            code = ssh.stream(self._session, target.host.name, self._command(target.host, "take"), feed, take, is_enough)
+        except OSError as error:  # no ssh or sshpass here, or too many files are open
+            code, said = ssh.UNREACHABLE, str(error)
         target.wanted.put(None)
         if not target.is_over and not stops():
             self._fail(target, said[-300:] or f"exit code {code}")

@@ -301,7 +301,7 @@ def _run(
 
     done, answers = SimpleQueue[Future[Answer]](), dict[str, Answer]()
     began = time.monotonic()
-    with ThreadPoolExecutor(min(len(scripts), _at_once()) or 1) as pool:
+    with ThreadPoolExecutor(min(len(scripts), at_once()) or 1) as pool:
         names = {pool.submit(run_on, name): name for name in scripts}
         for each in names:
             each.add_done_callback(done.put)
@@ -314,7 +314,7 @@ def _run(
     return {name: answers[name] for name in scripts}
 
 
-def _at_once() -> int:
+def at_once() -> int:
     """On how many hosts a command may run at the same time: each needs open files, of which the limit is raised as far as it may be."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= limit < (wanted := PARALLEL * _FILES + 256):

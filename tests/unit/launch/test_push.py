@@ -237,6 +237,28 @@ def test_what_is_the_users_is_never_replaced(hosts: Hosts, data: Path, kind: str
     assert all(tree(hosts.home(name) / "provision-data/data") == tree(data) for name in hosts.names if name != "n2")
 
 
+def test_what_is_there_stays_ours_however_many_pushes_are_cut_off(hosts: Hosts, data: Path) -> None:
+    hosts.push(data)
+    for seed in (1, 2, 3):
+        (data / "model.bin").write_bytes(random.Random(seed).randbytes(30 * SMALL))
+        hosts.push(data, rate=4e5, during=cut_off(hosts, 4))
+    assert failures(hosts.push(data)) == {}
+    assert all(tree(hosts.home(name) / "provision-data/data") == tree(data) for name in hosts.names)
+
+
+def test_a_folder_of_a_push_that_others_may_write_is_refused(hosts: Hosts, data: Path, tmp_path: Path) -> None:
+    digest = module.Data(data, "data").digest
+    planted = hosts.home("n2") / f"provision-data/.provision-push-{digest[:16]}"
+    planted.mkdir(parents=True)
+    planted.chmod(0o777)
+    (planted / "have").symlink_to(tmp_path / "mine")
+    (tmp_path / "mine").write_text("mine")
+    found = failures(hosts.push(data))
+    assert list(found) == ["n2"]
+    assert "another user could write it" in found["n2"]
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 def test_what_an_earlier_push_has_put_there_is_replaced_and_the_rest_stays(hosts: Hosts, data: Path) -> None:
     hosts.push(data)
     (data / "model.bin").write_bytes(random.Random(1).randbytes(30 * SMALL) + b"new")
@@ -377,7 +399,19 @@ def test_the_command_says_what_it_did(hosts: Hosts, data: Path) -> None:
     assert "n4: ssh: connect to host n4 port 22: No route to host" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["--rate", "5"], ["--rate", "1kB/s"], ["--to", "~bob/x"], ["--to", "/"], ["--to", "~"], ["nowhere"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--rate", "5"],
+        ["--rate", "1kB/s"],
+        ["--to", "~bob/x"],
+        ["--to", "/"],
+        ["--to", "~"],
+        ["--to", "~/../x"],
+        ["--to", "~/provision-data/.records"],
+        ["nowhere"],
+    ],
+)
 def test_wrong_usage_is_refused(hosts: Hosts, data: Path, words: list[str]) -> None:
     done = subprocess.run(
         provision(hosts, *([data, *words] if words != ["nowhere"] else words)), capture_output=True, text=True, check=False
@@ -387,8 +421,9 @@ def test_wrong_usage_is_refused(hosts: Hosts, data: Path, words: list[str]) -> N
 
 
 def test_ctrl_c_ends_all_and_says_how_to_go_on(hosts: Hosts, data: Path) -> None:
-    process = subprocess.Popen(provision(hosts, data, "--rate", "100kB/s"), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(provision(hosts, data, "--rate", "1MB/s"), stderr=subprocess.PIPE, text=True)
     while len(hosts.processes()) < 5:
+        assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)

@@ -78,7 +78,7 @@ def test_many_hosts_share_the_files_that_may_be_open(session: Session) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
-        assert ssh._at_once() == ssh.PARALLEL
+        assert ssh.at_once() == ssh.PARALLEL
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
