@@ -10,13 +10,17 @@ System calls and what another user's process has open need root. Local variables
 """
 
 import base64
+import io
 import json
 import os
+import pickle
 import platform
 import re
+import resource
 import shutil
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -54,6 +58,9 @@ NUMBERS = {number[0 if platform.machine() == "x86_64" else 1]: (name, number[2])
 # An event of the engine's recorder (csrc/base/recorder.h): state, process set, number, ..., bytes, kind, ..., name.
 EVENT, HEAD_BYTES, RING, RUNNING, RECENT = struct.Struct("=IiQ32xQB7x72s"), 120, 8192, 1, 64
 KINDS = ("allreduce", "allgather", "broadcast", "barrier", "alltoall", "reducescatter", "join")
+# PyTorch's flight recorder: the pipe that has it written, and where, by its versions. Operations that are of one size on all ranks.
+PIPE, FLIGHTS = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+SAME_SIZES, MAX_MEMORY = re.compile("(all_?reduce|broadcast|reduce)$"), 4 << 30
 TICKS = os.sysconf("SC_CLK_TCK")
 TCP_STATES = {"01": "established", "02": "connecting", "03": "accepting", "04": "closing", "08": "closed by the peer", "0A": "listening"}
 
@@ -201,6 +208,53 @@ def recorded(pid):
             of = " of process set %d" % process_set if process_set else ""
             found.add((process_set, "%s '%s'%s" % (KINDS[kind], name.split(b"\0")[0].decode(errors="replace"), of)))
     return newest, text(min(found)[1]) if found else ""
+
+
+def opened_as(is_kind, pid, path, flags):
+    """A descriptor of a file that a process names, as it sees it; OSError where it is of another kind, or another user's."""
+    fd = os.open("/proc/%d/root%s" % (pid, path), flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if not is_kind(os.fstat(fd).st_mode) or os.fstat(fd).st_uid != os.stat("/proc/%d" % pid).st_uid:
+        os.close(fd)
+        raise OSError(path)
+    return fd
+
+
+def request_flight(pid, variables, rank):
+    """Have PyTorch write what its flight recorder knows of a rank: a thread of NCCL's process group looks at this pipe each second."""
+    try:
+        with open(opened_as(stat.S_ISFIFO, pid, "%s%d.pipe" % (variables[PIPE], rank), os.O_WRONLY), "wb") as file:
+            file.write(b"1")
+    except (KeyError, OSError, ValueError):
+        pass  # it has none
+
+
+class Plain(pickle.Unpickler):
+    """Reads texts, numbers and their collections, of which PyTorch's consists; anything else could run a program."""
+
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError(name)
+
+
+def flight(pid, variables, rank, since):
+    """The oldest operation that a rank has not ended, as PyTorch's recorder says: ``all_reduce #4711 of default_pg [1024]``. Empty where it has
+    none that began before ``since`` (seconds since 1970), or was not written after that."""
+    cache, bounds = variables.get("XDG_CACHE_HOME") or variables.get("HOME", "") + "/.cache", resource.getrlimit(resource.RLIMIT_AS)
+    for stem in [variables.get(name) for name in FLIGHTS] + [cache + "/torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_"]:
+        try:
+            with open(opened_as(stat.S_ISREG, pid, "%s%d" % (stem, rank), os.O_RDONLY), "rb") as file:
+                if os.fstat(file.fileno()).st_mtime < since:
+                    continue
+                resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, bounds[1]))  # a few bytes may ask for all there is
+                entries = Plain(io.BytesIO(file.read(MAX_DUMP))).load()["entries"]
+            one = next(each for each in entries if not each["retired"] and each["time_created_ns"] < since * 1e9)
+            name, number = one["profiling_name"].rpartition(":")[2], one["p2p_seq_id" if one["is_p2p"] else "collective_seq_id"]
+            sizes = " %s" % one["input_sizes"][0] if SAME_SIZES.match(name) else ""
+            return text("%s #%d of %s%s" % (name, number, one["process_group"][1] or one["process_group"][0], sizes))
+        except Exception:  # noqa: BLE001  it may be anything
+            continue
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, bounds)
+    return ""
 
 
 def connection(pid, inode):
@@ -387,6 +441,9 @@ def document(order):
             with open(os.open(spy, os.O_WRONLY | os.O_CREAT, 0o700), "wb") as file:
                 file.write(zlib.decompress(base64.b64decode(order["spy"])))
             spy = spy if os.access(spy, os.X_OK) else shutil.which("py-spy")  # a file system for temporary files may run no programs
+        asked = time.time()
+        for (rank, _, _, _), members in chosen:
+            request_flight(members[0], processes[members[0]].environ, rank)
         seen = watched(processes, chosen, spy, until)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -394,6 +451,8 @@ def document(order):
     for (rank, ranks, job, local), members in chosen:
         began = int(booted + processes[members[0]].began / TICKS)
         those = [seen[pid] for pid in members[:MAX_PROCESSES] if pid in seen and seen[pid]["threads"]]  # without one it has ended meanwhile
+        if those and not those[0]["operations"]:
+            those[0]["operations"] = flight(members[0], processes[members[0]].environ, rank, asked)
         found += [{"rank": rank, "ranks": ranks, "job": job, "local": local, "began": began, "processes": those}] if those else []
     missing = [pid for pid in pids if pid not in processes]
     return {"ranks": found, "missing": missing, "refused": [pid for pid in pids if not os.access("/proc/%d/environ" % pid, os.R_OK)]}

@@ -33,7 +33,7 @@ _LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<(?!stdin
 _EXECUTORS = re.compile(r"-packages/(?:tensorflow|jax|jaxlib)/")
 #: Of several places, the one that explains most is said first.
 _ORDER: tuple[Kind, ...] = ("stopped", "disk", "file", "lock", "loader", "child", "sleep", "busy", "unknown", *WAITS)
-_STACKS: tuple[Kind, ...] = ("collective", "loader", "child", "lock", "sleep")  # what stacks show, the first first
+_STACKS: tuple[Kind, ...] = ("collective", "loader", "child", "lock", "sleep", "hidden")  # what stacks show, the first first
 #: What a system call says, or where that may not be read the kernel's function.
 _CALLS: Mapping[str, Kind] = {
     r"open(at)?|p?(read|write)(v|64)?|newfstatat|statx|getdents64|f(data)?sync": "file",
@@ -134,7 +134,8 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         made.steps = [*_known().steps["order"], *_known().steps["same"]]  # the callers may differ where nothing is wrong
     else:
         made.said = f"{_said(waiting)}, and none is elsewhere: another shape on one of them, or the network"
-        made.state, made.steps = "works" if "MPI_" in waiting[0].doing else "stalled", [*_known().steps["same"]]  # MPI's ranks may go on
+        may_go_on = re.search("MPI_|Synchronize", waiting[0].doing)  # MPI's ranks and GPUs: where they are cannot be seen
+        made.state, made.steps = "works" if may_go_on else "stalled", [*_known().steps["same"]]
     if made.missing and made.suspects != missing:
         made.said += f"; {_ranks(missing)} cannot be found on these hosts"
     return made

@@ -544,3 +544,30 @@ def test_a_rank_that_sleeps_while_something_of_it_works_is_at_work(where: str) -
     else:
         data[1]["processes"].append({"pid": 99, "parent": main["pid"], "threads": [works]})
     assert judged(data).state in ("works", "moves")
+
+
+SPINS = [{"name": "cuStreamSynchronize", "file": "libcuda.so.1"}, {"name": "cudaStreamSynchronize", "file": "libcudart.so.12"}]
+
+
+@pytest.mark.parametrize(
+    ("operations", "elsewhere", "state", "suspects", "said"),
+    [
+        (["", "", ""], True, "stalled", [1], "the other 2 ranks wait for it in cuStreamSynchronize"),
+        (["", "", ""], False, "works", [], "none is elsewhere"),
+        (["all_reduce #7 of dp [8]"] * 3, False, "stalled", [], "wait for other ranks in all_reduce #7 of dp [8] at train.py:9"),
+        (["all_reduce #7 of dp [8]"] * 2 + ["all_reduce #7 of dp [9]"], False, "stalled", [2], "rank 2 on node1 waits for other ranks in"),
+        (["all_reduce #7 of dp [8]", "all_reduce #6 of dp [8]", "all_reduce #7 of dp [8]"], False, "stalled", [1], "all_reduce #6 of dp"),
+    ],
+)  # fmt: skip
+def test_ranks_that_spin_for_a_gpu_wait_for_what_pytorchs_recorder_says(
+    operations: list[str], elsewhere: bool, state: str, suspects: list[int], said: str
+) -> None:
+    data = recorded("fifo")["ranks"]
+    for rank, operation in zip(data, operations, strict=True):
+        rank["processes"][0]["operations"] = operation
+        if rank["rank"] != 1 or not elsewhere:
+            frames = [*SPINS, {"name": "step", "file": "/x/train.py", "line": 9}]
+            first_thread(rank).update(call="", target="", state="R", busy=1.0, switches=2, frames=frames)
+    verdict = judged(data)
+    assert (verdict.state, verdict.suspects) == (state, suspects)
+    assert said in verdict.said

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import pty
 import signal
 import struct
@@ -173,6 +174,59 @@ def test_what_the_engine_runs_is_read_from_its_recorder(memory: bytes, said: str
     )
     with process(sys.executable, "-c", program, memory.hex(), ready=True) as started:
         assert stall.recorded(started.pid)[1] == said
+
+
+#: Of `_dump_fr_trace` of PyTorch 2.13, without stacks: a rank of Gloo that waits in its second all_reduce.
+FLIGHT = Path(__file__).parents[2] / "data/stalls/flight-torch-2.13.pickle"
+BEGAN = 1796093718.2  # seconds: when that operation did
+HOSTILE = [
+    b'cbuiltins\nexec\n(S\'open("harm", "w")\'\ntR.',
+    b"\x80\x02]r\xff\xff\xff\x7fs.",  # asks for 16 GiB of memo
+    pickle.dumps({"entries": [{"retired": False, "time_created_ns": "x"}]}),
+    pickle.dumps([]),
+    FLIGHT.read_bytes()[:-100],
+]
+
+
+@pytest.mark.parametrize(
+    ("content", "since", "said"),
+    [
+        (FLIGHT.read_bytes(), BEGAN + 60, "all_reduce #2 of default_pg [4, 2]"),
+        (FLIGHT.read_bytes(), BEGAN - 1, ""),  # it has begun since
+        (FLIGHT.read_bytes().replace(b"gloo:all_reduce", b"gloo:all_gather"), BEGAN + 60, "all_gather #2 of default_pg"),
+        *((each, BEGAN + 60, "") for each in HOSTILE),
+    ],
+)
+def test_what_a_rank_waits_for_is_read_from_pytorchs_recorder(content: bytes, since: float, said: str, tmp_path: Path) -> None:
+    """The thread of NCCL's process group, for which this machine has no GPU, is this test."""
+    pipe, dump = tmp_path / "torch-1.pipe", tmp_path / "dump-1"
+    os.mkfifo(pipe)
+    variables = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "torch-"), "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "dump-")}
+    with process("sleep", "60") as started, open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as monitor:
+        dump.write_bytes(content)
+        os.utime(dump, (since - 9, since - 9))
+        assert stall.flight(started.pid, variables, 1, since) == ""  # of an earlier stall
+        stall.request_flight(started.pid, variables, 1)
+        assert monitor.read() == b"1"
+        os.utime(dump, (since + 1, since + 1))
+        assert stall.flight(started.pid, variables, 1, since) == said
+    assert not list(Path.cwd().glob("harm"))
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "absent", "unread"])
+def test_nothing_is_written_but_into_a_pipe_of_the_ranks_user(kind: str, tmp_path: Path) -> None:
+    pipe, other = tmp_path / "torch-1.pipe", tmp_path / "other"
+    other.touch()
+    if kind == "link":
+        pipe.symlink_to(other)
+    elif kind == "file":
+        pipe.touch()
+    elif kind == "unread":
+        os.mkfifo(pipe)
+    with process("sleep", "60") as started:
+        stall.request_flight(started.pid, {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "torch-")}, 1)
+    assert not other.read_bytes()
+    assert kind != "file" or not pipe.read_bytes()
 
 
 @pytest.mark.parametrize(
