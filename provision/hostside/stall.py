@@ -413,7 +413,7 @@ def watched(processes, chosen, spy, until):
         # Without holding them: a process that is held may find its system call cut short.
         found = dict(zip(pids, pool.map(lambda pid: stacks(spy, pid, until - WATCH_S, ("--nonblocking",), ()), pids)))
         native = pool.map(lambda pid: stacks(spy, pid, until - WATCH_S, ("--native",)) if is_obscure(pid, found[pid][0]) else found[pid], pids)
-        held = {pid: each if each[0] else found[pid] for pid, each in zip(pids, native)}
+        held = {pid: each if each[0] else (found[pid][0], each[1]) for pid, each in zip(pids, native)}
         start, before = time.monotonic(), {pid: {tid: clock(pid, tid) for tid in threads_of(pid)} for pid in pids}
         begun = {pid: recorded(pid)[0] for pid in tops}
         time.sleep(max(0.0, min(WATCH_S if pids else 0.0, until - start)))

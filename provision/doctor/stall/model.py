@@ -52,10 +52,10 @@ class Thread(Answer):
 
 
 class Process(Answer):
-    """``threads``: the main thread first. ``no_stacks``: why there are none. ``tracer``: the process that traces it, 0 without one.
-    ``moves``: its main thread was at another line a few seconds later, or the engine of our own has begun another operation.
-    ``operations``: what that engine runs in it. ``unanswered``: its connections of which the peer does not acknowledge what is sent to
-    it again and again."""
+    """``threads``: the main thread first. ``no_stacks``: why there are none, or none of native code. ``tracer``: the process that traces
+    it, 0 without one. ``moves``: its main thread was at another line seconds later, or our engine has begun another operation.
+    ``operations``: what our engine, or PyTorch's NCCL, runs in it. ``unanswered``: its connections of which the peer does not acknowledge
+    what is sent to it again and again."""
 
     pid: _Count
     parent: _Count = 0
@@ -95,6 +95,7 @@ class Place(BaseModel):
             ``train.py:88``; empty where no stack was read.
         at: what ranks at the same place have in common: ``doing`` without the peer or the process that they wait for.
         caller: the line of the program that called the innermost one.
+        is_partial: what native code does there was not read.
         alone: it waits at a socket, and its stack says that this is the program's own: for a server, not for another rank.
         evidence: what shows it, line by line.
         holder: the process that holds the file lock which it waits for.
@@ -110,6 +111,7 @@ class Place(BaseModel):
     at: str = ""
     line: str = ""
     caller: str = ""
+    is_partial: bool = False
     alone: bool = False
     evidence: list[str] = Field(default_factory=list)
     holder: int | None = None

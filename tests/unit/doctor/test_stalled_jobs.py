@@ -571,3 +571,17 @@ def test_ranks_that_spin_for_a_gpu_wait_for_what_pytorchs_recorder_says(
     verdict = judged(data)
     assert (verdict.state, verdict.suspects) == (state, suspects)
     assert said in verdict.said
+
+
+def test_ranks_without_native_stacks_spin_where_one_is_in_an_operation() -> None:
+    data = recorded("fifo")["ranks"]
+    for rank, line in zip(data, (13, 11, 13), strict=True):
+        frames = [{"name": "step", "file": "/x/train.py", "line": line}]
+        first_thread(rank).update(call="", waits_in="", target="", state="R", busy=0.7, frames=frames)
+        rank["processes"][0]["no_stacks"] = "there was no time left"
+    assert judged(data).state == "moves"  # nobody knows
+    first_thread(data[0])["frames"].insert(0, {"name": "PMPI_Allreduce", "file": "libmpi.so.40"})
+    data[0]["processes"][0]["no_stacks"] = ""
+    verdict = judged(data)
+    assert (verdict.state, verdict.suspects) == ("works", [1])
+    assert "the other 2 ranks wait for it in PMPI_Allreduce at train.py:13" in verdict.said
