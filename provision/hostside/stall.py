@@ -30,6 +30,8 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
+from .shares import groups_of, has_gpu
+
 BEGIN, END = "===PROVISION-STALL-BEGIN===", "===END==="
 # (rank, ranks, ranks on this host, job): variables of launchers, the one that starts processes last first: mpirun within a job of Slurm
 # starts the ranks.
@@ -41,7 +43,9 @@ LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_NTASKS", "", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
 )
 MAX_RANKS, MAX_PROCESSES, MAX_THREADS, MAX_FRAMES, LONGEST, MAX_DUMP = 256, 24, 48, 60, 300, 16 << 20
-MAX_FILES = 4096
+MAX_FILES, MAX_MOUNTS = 4096, 64
+KERNEL_LOG = "/dev/kmsg"
+PRESSURE, LOCAL_KINDS = 5, ("ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay")  # % of the time; file systems that answer
 SPY_S, WATCH_S, PARALLEL = 5.0, 3.0, 4
 # System calls that wait: x86_64, aarch64, and what their first argument is.
 CALLS = {
@@ -296,6 +300,44 @@ def on_mount(pid, path):
     return text(path + found)
 
 
+def full_disks(pid):
+    """Local file systems of a process that nothing can be written to for want of space; one of a network might not answer."""
+    found = []
+    for line in read("/proc/%d/mountinfo" % pid, 1 << 20).decode(errors="replace").splitlines()[:MAX_MOUNTS]:
+        fields, _, kind = line.partition(" - ")
+        place, options = fields.split()[4:6]
+        if kind.split()[0] in LOCAL_KINDS and "rw" in options.split(","):
+            try:
+                left = os.statvfs("/proc/%d/root%s" % (pid, place))
+            except OSError:
+                continue
+            if left.f_blocks and not left.f_bavail or left.f_files and not left.f_favail:
+                found.append("%s (%s) is full" % (place, kind.split()[0]))
+    return found
+
+
+def short_of_memory(pid):
+    """Whose processes wait for memory, as the kernel says of control groups (version 2) and of the host."""
+    groups = [("its control group", group + "/memory.pressure") for group in groups_of(pid)]
+    for whose, path in groups + [("its host", "/proc/pressure/memory")]:
+        waits = re.search(rb"full avg10=(\d+)", read(path))
+        if waits and int(waits.group(1)) >= PRESSURE:
+            yield "all processes of %s wait for memory %d %% of the time" % (whose, int(waits.group(1)))
+
+
+def gpu_errors(pid):
+    """What the kernel has said of NVIDIA's GPUs since a process began, the last first: Xid errors. Root's to read."""
+    if not has_gpu(pid):
+        return []
+    try:
+        with open(os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
+            said = b"".join(iter(lambda: file.read(8192) or b"", b""))  # one record each time
+    except OSError:
+        return []
+    records = re.findall(rb"^\d+,\d+,(\d+),[^;]*;(NVRM: Xid.*)$", said, re.MULTILINE)
+    return [error.decode(errors="replace") for at, error in records[::-1] if int(at) / 1e6 >= Process(pid).began / TICKS]
+
+
 def holder_of(pid, fd):
     """The process that holds the lock that one waits for, as /proc/locks says."""
     inode = re.search(rb"^ino:\s*(\d+)", read("/proc/%d/fdinfo/%d" % (pid, fd)), re.MULTILINE)  # its file itself may not answer
@@ -401,7 +443,8 @@ def examined(pid, parent, before, frames, why, passed):
         thread["waits_in"] = text(read(place + "wchan").strip(b"\0 \n0"))
         threads.append(dict(thread, **call_of(pid, tid)))
     found = {"pid": pid, "parent": parent, "tracer": tracer, "threads": threads, "no_stacks": why}
-    return dict(found, operations=recorded(pid)[1], unanswered=unanswered(pid))
+    lacks = [text(each) for each in [*full_disks(pid), *short_of_memory(pid), *gpu_errors(pid)]][:4]
+    return dict(found, operations=recorded(pid)[1], unanswered=unanswered(pid), lacks=lacks)
 
 
 def watched(processes, chosen, spy, until):

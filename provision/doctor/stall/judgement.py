@@ -142,6 +142,8 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         made.state, made.steps = "works" if may_go_on else "stalled", [*_known().steps["same"]]
     if made.missing and made.suspects != missing:
         made.said += f"; {_ranks(missing)} cannot be found on these hosts"
+    lacks = {f"; on {place.host} {each}" for place in places if place.rank in made.suspects for each in place.lacks}
+    made.said += "".join(sorted(lacks)[:4])
     return made
 
 
@@ -177,7 +179,7 @@ def place_of(host: str, rank: Rank) -> Place:
     kind = "collective" if kind == "hidden" and main.operations else kind
     doing = _doing(kind, (kind == "collective" and main.operations) or operation, thread)  # the engine knows the tensor and the process set
     place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=doing, line=_line(thread))
-    place.holder, place.unanswered = thread.holder, next(iter(main.unanswered), "")
+    place.holder, place.unanswered, place.lacks = thread.holder, next(iter(main.unanswered), ""), main.lacks
     place.at = operation if kind in ("network", "client", "loader", "child") else place.doing
     place.caller, place.is_partial = _line(thread, 1), bool(main.no_stacks)
     place.alone = kind == "network" and bool(place.line) and not any("/torch/distributed/" in frame.file for frame in thread.frames)
@@ -208,7 +210,7 @@ def place_of(host: str, rank: Rank) -> Place:
             _goes_on(each) for each in main.threads[1:] if kind == "sleep" or each.frames or not _is_busy(each)
         )
     place.evidence = place.evidence[:_MAX_EVIDENCE]
-    place.evidence += [f"process {main.tracer} traces it"] if main.tracer else []
+    place.evidence += [*main.lacks, *([f"process {main.tracer} traces it"] if main.tracer else [])]
     place.evidence += [f"no stack: {main.no_stacks}"] if main.no_stacks else []
     return place
 

@@ -55,13 +55,14 @@ class Process(Answer):
     """``threads``: the main thread first. ``no_stacks``: why there are none, or none of native code. ``tracer``: the process that traces
     it, 0 without one. ``moves``: its main thread was at another line seconds later, or our engine has begun another operation.
     ``operations``: what our engine, or PyTorch's NCCL, runs in it. ``unanswered``: its connections of which the peer does not acknowledge
-    what is sent to it again and again."""
+    what is sent to it again and again. ``lacks``: full disks, memory that it waits for, and errors of GPUs."""
 
     pid: _Count
     parent: _Count = 0
     tracer: _Count = 0
     operations: _Text = ""
     unanswered: Annotated[tuple[_Text, ...], Field(max_length=4)] = ()
+    lacks: Annotated[tuple[_Text, ...], Field(max_length=4)] = ()
     threads: Annotated[tuple[Thread, ...], Field(min_length=1, max_length=48)]
     no_stacks: _Text = ""
     moves: bool = False
@@ -100,6 +101,7 @@ class Place(BaseModel):
         evidence: what shows it, line by line.
         holder: the process that holds the file lock which it waits for.
         unanswered: a connection of which the peer does not answer.
+        lacks: what its host or control group lacks, which may be why.
         moves: whether it is at work, or went on while it was watched.
     """
 
@@ -116,6 +118,7 @@ class Place(BaseModel):
     evidence: list[str] = Field(default_factory=list)
     holder: int | None = None
     unanswered: str = ""
+    lacks: tuple[str, ...] = ()
     moves: bool = False
 
 

@@ -585,3 +585,12 @@ def test_ranks_without_native_stacks_spin_where_one_is_in_an_operation() -> None
     verdict = judged(data)
     assert (verdict.state, verdict.suspects) == ("works", [1])
     assert "the other 2 ranks wait for it in PMPI_Allreduce at train.py:13" in verdict.said
+
+
+def test_what_the_host_of_a_suspect_lacks_is_said() -> None:
+    data = recorded("fifo")["ranks"]
+    for rank in data:
+        rank["processes"][0]["lacks"] = ["/ckpt (tmpfs) is full"] if rank["rank"] == 1 else ["/other (ext4) is full"]
+    verdict = judged(data)
+    assert verdict.said.endswith("; on node1 /ckpt (tmpfs) is full")
+    assert "/other (ext4) is full" in verdict.places[0].evidence

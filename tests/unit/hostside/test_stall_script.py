@@ -213,6 +213,40 @@ def test_what_a_rank_waits_for_is_read_from_pytorchs_recorder(content: bytes, si
     assert not list(Path.cwd().glob("harm"))
 
 
+@pytest.mark.parametrize(("size", "said"), [("1m", True), ("4m", False)])
+def test_a_file_system_without_space_is_named(size: str, said: bool, tmp_path: Path) -> None:
+    """Mounted in a name space of the process alone, which this one does not see."""
+    fills = 'mount -t tmpfs -o size=$0 none "$1" && head -c 1048576 /dev/zero >"$1/x"; echo; exec sleep 60'
+    with process("unshare", "--mount", "--map-root-user", "sh", "-c", fills, size, str(tmp_path), ready=True) as started:
+        assert (f"{tmp_path} (tmpfs) is full" in stall.full_disks(started.pid)) is said
+
+
+def test_processes_that_wait_for_memory_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files as those of a control group, of version 2, which this machine need not have."""
+    (tmp_path / "memory.pressure").write_text(
+        "some avg10=93.00 avg60=1.00 avg300=0.00 total=7\nfull avg10=71.25 avg60=1.00 avg300=0.00 total=5\n"
+    )
+    monkeypatch.setattr(stall, "groups_of", lambda _pid: {str(tmp_path)})
+    assert next(iter(stall.short_of_memory(1))) == "all processes of its control group wait for memory 71 % of the time"
+    (tmp_path / "memory.pressure").write_text("full avg10=0.40 avg60=1.00 avg300=0.00 total=5\n")
+    assert not [each for each in stall.short_of_memory(1) if "group" in each]
+
+
+def test_errors_of_gpus_since_a_rank_began_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file as the kernel's log: this machine has no GPU."""
+    monkeypatch.setattr(stall, "has_gpu", lambda _pid: True)
+    monkeypatch.setattr(stall, "KERNEL_LOG", str(tmp_path / "kmsg"))
+    with process("sleep", "60") as started:
+        began = stall.Process(started.pid).began * 1_000_000 // stall.TICKS
+        lines = [
+            "4,1,5,-;NVRM: Xid (PCI:0000:01:00): 13, old",
+            f"4,2,{began + 9},-;NVRM: Xid (PCI:0000:01:00): 79, pid=7",
+            " SUBSYSTEM=pci",
+        ]
+        (tmp_path / "kmsg").write_text("\n".join([*lines, f"6,3,{began + 99},-;eth0: up", ""]))
+        assert stall.gpu_errors(started.pid) == ["NVRM: Xid (PCI:0000:01:00): 79, pid=7"]
+
+
 @pytest.mark.parametrize("kind", ["link", "file", "absent", "unread"])
 def test_nothing_is_written_but_into_a_pipe_of_the_ranks_user(kind: str, tmp_path: Path) -> None:
     pipe, other = tmp_path / "torch-1.pipe", tmp_path / "other"
