@@ -1,7 +1,7 @@
 """What the watch of `provision run` over its job costs a training step while nothing is wrong.
 
-    python3 benchmarks/stall_watch.py                  # needs `make setup`, and a machine that does nothing else
-    python3 benchmarks/stall_watch.py --np 4 --pairs 40
+    .venv/bin/python benchmarks/stall_watch.py         # needs `make setup`, and a machine that does nothing else
+    .venv/bin/python benchmarks/stall_watch.py --np 4 --pairs 40
 
 One job trains the network of Horovod's MNIST example, one the large MLP. Rank 0 stops the guard of this host, which looks at the ranks
 every five seconds, by a signal and lets it continue, block after block: both kinds of blocks of a pair meet the same machine. A cost is the
