@@ -20,7 +20,8 @@ rank, size = hvd.rank(), hvd.size()
 pids, running = hvd.allgather_object(os.getpid()), ""
 if rank == size - 1:
     time.sleep(float(os.environ.get("TEST_LATE", "3")))
-    running = runpy.run_path(Path(__file__).parents[3] / "provision/hostside/stall.py")["recorded"](pids[0])[1]
+    sys.path.append(str(Path(__file__).parents[3]))
+    running = runpy.run_module("provision.hostside.stall")["recorded"](pids[0])[1]
 hvd.allreduce(torch.ones(10), name="loss")
 common.report(pid=os.getpid(), running=running)
 if sys.argv[1:] == ["stop"]:

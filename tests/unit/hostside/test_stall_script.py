@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from provision.base import resources
 from provision.doctor.stall import examination
 from provision.hostside import stall
 
@@ -390,7 +391,7 @@ def test_another_users_process_is_refused() -> None:
     # The system's Python in another folder than this user's own: that user cannot read what is in it.
     done = subprocess.run(
         ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/python3", "-c", script],
-        input=Path(stall.__file__).read_text(encoding="utf-8").partition('if __name__ == "__main__"')[0],
+        input=resources.script("stall.py").partition('if __name__ == "__main__"')[0],
         capture_output=True,
         text=True,
         cwd="/",
@@ -458,7 +459,10 @@ def test_an_examination_that_is_ended_leaves_nothing_behind(tmp_path: Path, numb
     environment = {"PATH": f"{spy.parent}:{os.environ['PATH']}", "TMPDIR": str(temporary)}
     with (
         subprocess.Popen(
-            [sys.executable, "-I", "-S", stall.__file__], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment
+            [sys.executable, "-I", "-S", "-c", resources.script("stall.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env=environment,
         ) as examining,
         process("sleep", "60", **OWN) as rank,
     ):
