@@ -60,7 +60,7 @@ def _ranges(numbers: Sequence[str]) -> str:
     """``[1-3,7]``; one number, or no name with one, as it is."""
     if len(numbers) == 1:
         return numbers[0]
-    is_padded = any(number.startswith("0") for number in numbers)
+    is_padded = any(number.startswith("0") and number != "0" for number in numbers)
     spans: list[tuple[str, str]] = []
     for number in sorted(numbers, key=lambda number: (len(number), number)):
         last = spans[-1][1] if spans else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -238,9 +239,15 @@ def show_problems(problems: Sequence[Problem], console: Console) -> None:
 
 
 def _alike(problems: Iterable[Problem]) -> Iterator[tuple[str, Problem]]:
-    """(hosts, problem), once for what is the same on several hosts."""
-    hosts = grouped((replace(each, id="", host=None, message=""), str(each.host)) for each in problems)
-    yield from ((shortened(names, _MAX_NAMES), each) for each, names in hosts.items())
+    """(hosts, problem), once for what is the same on several hosts, which ssh's messages name."""
+
+    def general(each: Problem) -> Problem:
+        own = rf"(?<![\w.-]){re.escape(each.host)}(?![\w-])" if each.host and each.id == "unreachable" else "(?!)"
+        texts = {"what": re.sub(own, "HOST", each.what), "hint": each.hint and re.sub(own, "HOST", each.hint)}
+        return replace(each, id="", host=None, message="", **texts)
+
+    for each, alike in grouped((general(each), each) for each in problems).items():
+        yield shortened([str(one.host) for one in alike], _MAX_NAMES), each if len(alike) > 1 else alike[0]
 
 
 def rows(hosts: Sequence[HostReport]) -> Iterator[dict[str, str]]:

@@ -186,6 +186,20 @@ def test_a_jump_host_that_is_down_is_reported_once_for_the_hosts_behind_it(messa
     assert printed.getvalue().count("error: ") == 1
 
 
+def test_a_thousand_hosts_that_do_not_answer_are_one_problem() -> None:
+    at = {f"gpu{number}": f"10.0.{number // 250}.{number % 250}" for number in range(1000)}
+    said = "ssh: connect to host {} port 22: Connection timed out"
+    found = [connection_problem(Host(name, address), said.format(address), OURS) for name, address in at.items()]
+    found.append(connection_problem(Host("a", "a"), "Permission denied (publickey,gssapi-with-mic).", OURS))
+    printed = io.StringIO()
+    show_problems(found, Console(file=printed, width=200, color_system=None))
+    lines = printed.getvalue().splitlines()
+    assert lines[0] == "gpu[0-999]: error: it does not answer (connect to host HOST port 22: Connection timed out)"
+    assert lines[1].endswith("--limit '!HOST'")
+    assert lines[2].startswith("a: error: ")
+    assert "HOST" not in "".join(lines[2:])
+
+
 def test_many_problems_are_cut_after_the_errors() -> None:
     found = [Problem("warning", f"its clock is {number} s ahead", id="clock-skew-make", host=f"host{number}") for number in range(500)]
     found.append(Problem("error", "the disk is full", id="disk-full", host="last"))
