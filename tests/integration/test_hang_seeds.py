@@ -326,8 +326,9 @@ def healthy(seed: Seed, place: Place, number: int) -> Row:
             while seed.is_under_mpi and time.monotonic() < end and job.process.poll() is None and not alarms:
                 time.sleep(5)
                 verdict, _seconds = job.examined() if job.process.poll() is None else ({"state": "moves"}, 0.0)
-                moved = moved if verdict["state"] == "stalled" else time.monotonic()
-                alarms += [verdict["said"]] if time.monotonic() - moved > (HEALTHY_AFTER_S if seed.file else 0) else []
+                moved = moved if (is_stalled := verdict["state"] == "stalled") else time.monotonic()
+                lasts = is_stalled and time.monotonic() - moved > (HEALTHY_AFTER_S if seed.file else 0)
+                alarms += [verdict["said"]] if lasts else []
             job.wait(lambda: "provision: " in job.said, max(0.0, end - time.monotonic()))
             alarms += [line for _at, line in job.lines if "provision: " in line]
             row.said = " | ".join(alarms) or job.said[-400:]
