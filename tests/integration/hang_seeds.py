@@ -120,7 +120,8 @@ def healthy_seeds() -> Iterator[Seed]:
     sizes = itertools.cycle((2, 3, 2, 4, 2))
     for at, (name, framework) in enumerate(itertools.product(HEALTHY, FRAMEWORKS)):
         if framework != "keras-tf":
-            yield Seed(name, framework, next(sizes), 1 + (at % 4 == 3))
+            ranks, hosts = next(sizes), 1 + (at % 4 == 3)
+            yield Seed(name, framework, ranks + ranks % hosts, hosts)
     yield from (Seed(name, framework, 8, 1 + (framework == "hvd")) for name in HEALTHY for framework in ("ddp", "hvd"))
 
 
