@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from provision.base import paths
@@ -19,6 +20,14 @@ def newest_first() -> list[Path]:
         return sorted((each for each in found if each.is_dir() and not each.is_symlink()), reverse=True)
     except OSError:
         return []
+
+
+def tail(path: Path, most: int) -> list[str]:
+    """The lines in the last ``most`` bytes of a file, the first perhaps without its begin; none where it cannot be read."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+        return file.read(most).decode(errors="replace").splitlines()
+    return []
 
 
 def content(path: Path, most: int | None = None) -> bytes | None:

@@ -14,11 +14,8 @@ from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.base.text import counted, joined
 from provision.cli.options import inventory_of, passwords, with_options
+from provision.cli.survey import surveyed
 from provision.inventory import Inventory
-from provision.remote import progress
-from provision.remote.session import Session
-from provision.report import model
-from provision.survey import collect
 
 
 @with_options(passwords=passwords)
@@ -34,13 +31,7 @@ def init(
     inventory = inventory_of(hosts or _asked())
     if inventory.source is not None:
         raise UsageError(f"{inventory.argument} is an inventory already", hint=f"provision survey {inventory.argument}")
-    with progress.make() as shown, Session(inventory, shown, passwords, command="provision init") as session:
-        found = collect.survey_hosts(session)
-        session.record.exit_code = 1 if found.blocked else 0
-    console = terminal.out()
-    if found.hosts:
-        console.print(terminal.table(collect.summary(found.hosts)))
-    model.show_problems(found.problems, console)
+    found, console = surveyed(inventory, passwords, "provision init"), terminal.out()
     try:
         with out.open("x", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in _lines(inventory))

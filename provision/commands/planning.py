@@ -97,13 +97,9 @@ def _with_earlier_options(requirements: Requirements, options: Options, facts: M
     """The requirements with ``--horovod-names``, ``--cpu`` and ``--nccl strict`` of earlier runs: those of one host
     count for all, as they work together."""
     earlier = {option for host in installed.plans(facts) for option in host.engine.options}
-    if options.horovod_names is None and HOROVOD_NAMES in earlier:
-        requirements = replace(requirements, horovod_names=True)
-    if options.cpu is None and CPU_ONLY in earlier:
-        requirements = replace(requirements, cpu=True)
-    if options.nccl_strict is None and NCCL_STRICT in earlier:
-        requirements = replace(requirements, nccl_strict=True)
-    return requirements
+    names = {"horovod_names": HOROVOD_NAMES, "cpu": CPU_ONLY, "nccl_strict": NCCL_STRICT}
+    kept = {field: True for field, option in names.items() if getattr(options, field) is None and option in earlier}
+    return replace(requirements, **kept)  # type: ignore[arg-type]
 
 
 def _installed(inventory: Inventory, facts: Mapping[str, Facts]) -> Lock | None:

@@ -57,7 +57,7 @@ class DetachedJob(BaseModel):
     workdir: _Word = ""
     host: str = ""
     waiting: Verdict | None = None
-    outcome: jobs.Outcome | None = None
+    outcome: JobResult | None = None
     cancelled: bool = False
 
     @property
@@ -169,7 +169,7 @@ def attach(session: Session, job: Job, title: str, log: Path, on_line: Callable[
         raise Interrupted(f"the job {name} was cancelled")
     if found.state == "killed":
         raise ProvisionError("the job's keeper was killed, and the job with it; or the host was restarted", where=job.host)
-    return found.outcome.result() if found.outcome else None
+    return found.outcome
 
 
 def cancel(visitor: ssh.Caller, host: str, name: str, hosts: Iterable[str]) -> dict[str, str]:

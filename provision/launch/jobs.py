@@ -13,21 +13,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated
 
-from provision.base import resources, signals
+from provision.base import resources, run_folders, signals
 from provision.base.text import duration
 from provision.launch.stall_watch import StallWatch
 from provision.launch.stragglers import Window
 from provision.remote import ssh
 from provision.remote.session import Session
 
-_LOG_TAIL_LINES = 15  # of a job that wrote no report
+_LOG_TAIL, _LOG_TAIL_LINES = 1 << 16, 15  # bytes, and lines, of the log of a job that wrote no report
 _END_S = 30.0  # for an interrupted or stalled job to end itself on all hosts
 _HEARTBEAT_S = 5.0
 #: Runs ``Job.program`` on a host, with Python before it, and notes how it ended.
@@ -72,16 +72,17 @@ class Ended:
     code: _Whole
 
 
-@dataclass(frozen=True)
+@validated(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class JobResult:
-    """How a job ended: its exit code, the report that it wrote, whether it was interrupted, and what ended it first (if known).
+    """How a job ended, as the last line of job.py says it: its exit code, the report that it wrote, and what ended it first (if known).
 
-    ``ended``: of a job that failed, the ranks that have ended, the first of them first; none where nothing has recorded it.
+    ``interrupted``: from here. ``ended``: of a job that failed, the ranks that have ended, the first of them first; none where nothing has
+    recorded it.
     """
 
-    code: int
+    code: _Whole
     report: dict[str, JsonValue] | None
-    interrupted: bool
+    interrupted: bool = False
     verdict: Verdict | None = None
     ended: tuple[Ended, ...] = ()
 
@@ -96,20 +97,6 @@ class _Message(BaseModel):
     ranks: Annotated[list[Window], Field(max_length=256)] = []
     waiting: Verdict | None = None
     started: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-
-
-class Outcome(BaseModel):
-    """The last line of job.py."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    code: _Whole
-    verdict: Verdict | None
-    report: dict[str, JsonValue] | None
-    ended: tuple[Ended, ...] = ()
-
-    def result(self, *, interrupted: bool = False) -> JobResult:
-        return JobResult(self.code, self.report, interrupted, self.verdict, self.ended)
 
 
 @dataclass(frozen=True)
@@ -156,10 +143,8 @@ class Job:
 
     def order(self, mark: str) -> str:
         """What job.py reads: one line of JSON. It prints ``mark`` before its outcome; ranks cannot know it."""
-        names = ["argv", "python", "environment", "free_ports", "files", "report", "program", "hosts"]
-        names += ["ssh", "sample", "shared", "wait", "tuned"]
         scripts = {name: resources.script(f"{name}.py") for name in ("guard", "rank")}
-        return json.dumps({**{name: getattr(self, name) for name in names}, "mark": mark, "scripts": scripts})
+        return json.dumps({**vars(self), "mark": mark, "scripts": scripts})
 
 
 def run(
@@ -244,7 +229,7 @@ def run(
         code = ssh.stream(session, job.host, command.lstrip(), feed, take, stopping)
         has_ended.set()
     try:
-        return Outcome.model_validate_json(outcome).result(interrupted=interrupted.is_set())
+        return replace(TypeAdapter(JobResult).validate_json(outcome), interrupted=interrupted.is_set())
     except ValidationError:  # the host printed nothing, or something else
         return JobResult(code or 1, None, interrupted.is_set(), Verdict("gone", "", code=code))
 
@@ -281,19 +266,13 @@ def name_of(host: str, job: Job) -> str:
 
 def how_it_ended(code: int) -> str:
     """A process, in words: ``code`` is negative for a signal."""
-    return f"was ended by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    names: dict[int, str] = {each: each.name for each in signal.Signals}
+    return f"was ended by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
 
 
 def no_report(result: JobResult, job: Job, log: Path) -> str:
     """The message for a job that ended without its report: why, and the end of its log."""
-    lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-_LOG_TAIL_LINES:]
+    lines = [line for line in run_folders.tail(log, _LOG_TAIL) if line.strip()][-_LOG_TAIL_LINES:]
     why = f" ({describe(result.verdict, job)})" if result.verdict else ""
     return "\n".join(
         [f"the job ended with exit code {result.code}{why} and wrote no report; its last lines:", *(f"    {line}" for line in lines)]

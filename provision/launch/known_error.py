@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 from pathlib import Path
 
+from provision.base import run_folders
 from provision.diagnosis import logs
 from provision.launch.launchers import RunOptions
 from provision.launch.program_files import program_at
@@ -20,7 +20,7 @@ _LISTS = ("uv.lock", "pyproject.toml", _PACKAGES)  # of packages, as --env takes
 
 def explained(failure: RankTraceback | None, log: Path, session: Session, options: RunOptions) -> list[str]:
     """Name and remedies, a line each, of the known error in the traceback, else in the end of the job's log; nothing without one."""
-    text = "\n".join(failure.lines) if failure else _end_of(log)
+    text = "\n".join(failure.lines if failure else run_folders.tail(log, _END)[-_LAST:])
     known = logs.root_cause(text, log.name, session.catalog)
     if known is None or known.severity != "error":
         return []
@@ -36,10 +36,3 @@ def _packages(options: RunOptions) -> str:
     folder = "" if at is None else os.path.dirname(options.command[at])
     found = (os.path.join(folder, name) for name in _LISTS if options.workdir is None and os.path.isfile(os.path.join(folder, name)))
     return next(found, _PACKAGES)
-
-
-def _end_of(log: Path) -> str:
-    with contextlib.suppress(OSError), log.open("rb") as file:
-        file.seek(max(file.seek(0, os.SEEK_END) - _END, 0))
-        return "\n".join(file.read(_END).decode(errors="replace").splitlines()[-_LAST:])
-    return ""

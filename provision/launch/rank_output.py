@@ -190,14 +190,11 @@ class RankOutput:
         if self._box or is_rule:
             self._box.append(text)
             if (is_rule and len(self._box) > 1) or len(self._box) == _LONGEST_BOX:
-                self._end_box()
+                if not _SAID_ANYWAY.fullmatch(" ".join(" ".join(self._box[1:-1]).split())):
+                    self._show_messages(self._box)
+                self._box = []
         elif not is_noise(text):
             self._show_messages([text])
-
-    def _end_box(self) -> None:
-        if not _SAID_ANYWAY.fullmatch(" ".join(" ".join(self._box[1:-1]).split())):
-            self._show_messages(self._box)
-        self._box = []
 
     def _show_messages(self, lines: list[str]) -> None:
         for line in lines:
@@ -219,8 +216,7 @@ class RankOutput:
         if not self._quiet or rank == 0:
             self._shown += 1
             when = f"{time.strftime('%a %b %d %H:%M:%S %Y')} " if self._timestamps else ""
-            show = self._progress.output if stream == "stdout" else self._progress.errors
-            show(f"{when}[{rank}] ", text, _COLOURS[rank % len(_COLOURS)])
+            self._progress.output(stream, f"{when}[{rank}] ", text, _COLOURS[rank % len(_COLOURS)])
 
     def _file(self, path: Path) -> IO[str]:
         if path not in self._files:

@@ -101,13 +101,9 @@ class Progress:
         for topic, text in (*entries, command):
             self.line(f"{topic}: {text}")
 
-    def output(self, tag: str, text: str, style: str) -> None:
-        """Print a line of a program's standard output there, with a tag; into a file or pipe as it is."""
-        self._out.program(text, style, tag=tag)
-
-    def errors(self, tag: str, text: str, style: str) -> None:
-        """Print a line of a program's standard error there, in the same way."""
-        self._console.program(text, style, tag=tag)
+    def output(self, stream: str, tag: str, text: str, style: str) -> None:
+        """Print a line of a program's ``stdout`` or ``stderr`` there, with a tag; into a file or pipe as it is."""
+        (self._out if stream == "stdout" else self._console).program(text, style, tag=tag)
 
     def starting(self, started: int, ranks: int) -> None:
         """Show how many of a job's ranks have started, where that takes seconds."""
@@ -198,14 +194,17 @@ class Progress:
 
 
 def _sentence(event: Event) -> str:
-    step = ": ".join(part for part in (event.role, event.task) if part)
-    if event.kind == "waiting":
-        held = waits(event)
-        return f"{event.host}: {event.task}: waiting: {held}" if held else f"{event.host}: {step}: running in the background"
-    took = f" ({duration(event.seconds)})" if event.seconds >= 1 else ""
-    message = event.report if event.kind in ("ok", "changed") else headline(event.text)
-    remark = f": {message}" if message else ""
-    return f"{event.host}: {step}: {_WORDS[event.kind]}{took}{remark}"
+    if event.kind == "waiting" and (held := waits(event)):
+        return f"{event.host}: {event.task}: waiting: {held}"
+    return f"{event.host}: {outcome(event, headline(event.text))}"
+
+
+def outcome(event: Event, error: str, least: float = 1.0) -> str:
+    """What a task has come to on a host: its step, its state, its time from ``least`` seconds on, and its report or ``error``."""
+    took = f" ({duration(event.seconds)})" if event.seconds >= least and event.kind in _WORDS else ""
+    message = event.report if event.kind in ("ok", "changed") else error if event.kind in _WORDS else ""
+    step = ": ".join(filter(None, (event.role, event.task)))
+    return f"{step}: {_WORDS.get(event.kind, 'running in the background')}{took}{f': {message}' if message else ''}"
 
 
 class LiveProgress(Progress):
@@ -242,13 +241,9 @@ class LiveProgress(Progress):
         topic, text = command
         self._console.print(styled(f"{topic:{width}}  ", "dim") + styled(text), soft_wrap=True)
 
-    def output(self, tag: str, text: str, style: str) -> None:
+    def output(self, stream: str, tag: str, text: str, style: str) -> None:
         self._hide()
-        super().output(tag, text, style)
-
-    def errors(self, tag: str, text: str, style: str) -> None:
-        self._hide()
-        super().errors(tag, text, style)
+        super().output(stream, tag, text, style)
 
     def _hide(self) -> None:
         """End the view before a program's first line, which may not be a whole one, or go elsewhere."""

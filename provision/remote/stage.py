@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from provision.base.text import joined
+from provision.base.text import grouped, joined
 from provision.remote.ansible import Event, headline
 
 State = Literal["failed", "unreachable", "waiting", "running", "idle", "starting", "done"]
@@ -135,10 +135,8 @@ class Stage:
 
     def rows(self, now: float, fold_from: int = FOLD_FROM) -> list[Row]:
         """What to show, the worst first: failed, waiting, and of those that go on the slowest."""
-        alike: dict[object, list[HostState]] = {}
-        for host in self.hosts.values():
-            key = (self._state(host, now), host.step, host.remark) if len(self.hosts) >= fold_from else host.name
-            alike.setdefault(key, []).append(host)
+        folds = len(self.hosts) >= fold_from
+        alike = grouped(((self._state(host, now), host.step, host.remark) if folds else host.name, host) for host in self.hosts.values())
         running = [host.name for host in self.hosts.values() if host.state in ("running", "waiting")]
         rows = [self._row(group, now, running) for group in alike.values()]
         return sorted(rows, key=lambda row: (_WORST.index(row.state), row.number, -row.seconds))
@@ -153,7 +151,7 @@ class Stage:
             state=self._state(first, now),
             step=first.step,
             number=first.number,
-            part=min(map(self._part, group)),
+            part=1.0 if first.state == "done" else (first.number - 1) / len(self.steps) if self.steps and first.number else 0.0,
             seconds=max((now if self._goes_on(host, now) else host.at) - host.began for host in group),
             remark=first.remark or others,
         )
@@ -165,12 +163,6 @@ class Stage:
         """Whether its time goes on. Where the steps are not known a host at rest may be at the end, or wait for others."""
         state = self._state(host, now)
         return state not in ("failed", "unreachable", "done") and (state != "idle" or bool(self.steps))
-
-    def _part(self, host: HostState) -> float:
-        """By the number of steps."""
-        if host.state == "done":
-            return 1.0
-        return (host.number - 1) / len(self.steps) if self.steps and host.number else 0.0
 
 
 def builds(event: Event) -> bool:

@@ -19,7 +19,7 @@ from provision.remote.ansible import Event
 NAME = "timeline.json"
 State = Literal["ok", "changed", "failed", "unreachable"]
 _STATES: dict[str, State] = {"ok": "ok", "tolerated": "ok", "changed": "changed", "failed": "failed", "unreachable": "unreachable"}
-_RANK: tuple[State, ...] = ("ok", "changed", "failed", "unreachable")  # a step has the last of these that one of its tasks had
+RANK: tuple[State, ...] = ("ok", "changed", "failed", "unreachable")  # a step has the last of these that one of its tasks had
 
 _Name = Annotated[str, Field(max_length=300)]
 _Seconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
@@ -103,4 +103,4 @@ class Recorder:
             entry = self._latest[host] = StepTime(stage=stage, host=host, step=step, began=round(began, 3), state=state)
             self._timeline.steps.append(entry)
         entry.seconds = round(end - entry.began, 3)
-        entry.state = max(entry.state, state, key=_RANK.index)
+        entry.state = max(entry.state, state, key=RANK.index)

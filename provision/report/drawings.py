@@ -10,14 +10,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from provision.base.text import duration, grouped
-from provision.remote.timeline import State, StepTime
+from provision.remote.timeline import RANK, State, StepTime
 
 FOLD_FROM = 13  # hosts from which on those that are alike are one entry
 MAX_ROWS = 40  # of the picture of steps; the rest is counted
 GANTT_WIDTH, ROW_HEIGHT = 760, 22
 _LETTER = 6.2  # width of a letter in bars, at their font size
 _TICKS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)
-_WORST: tuple[State, ...] = ("ok", "changed", "failed", "unreachable")
 _ONLY_RUN = ("survey", "guard", "pytorch", "job")  # steps that install nothing: that they changed nothing says nothing about the host
 
 _Item = TypeVar("_Item")
@@ -94,7 +93,7 @@ def gantt(steps: Sequence[StepTime], hosts: Sequence[str] = ()) -> Gantt | None:
     groups = folded(of_host.items(), lambda item: tuple((step.stage, step.step, step.state) for step in item[1]), len(of_host))
     rows = [_row(group, scale) for group in groups]
     if len(rows) > MAX_ROWS:
-        rows.sort(key=lambda row: (-_WORST.index(row.state), -row.seconds))
+        rows.sort(key=lambda row: (-RANK.index(row.state), -row.seconds))
     every = next((tick for tick in _TICKS if total / tick <= 8), _TICKS[-1])
     return Gantt(
         rows[:MAX_ROWS],
@@ -114,7 +113,7 @@ def _row(group: Sequence[tuple[str, list[StepTime]]], scale: float) -> Row:
         title = f"{step.step} ({step.stage}): {state}, {duration(step.seconds)}, from {duration(step.began)} on"
         bars.append(Bar(round(step.began * scale, 1), round(width, 1), state, label, title))
     seconds = sum(step.seconds for step in steps)
-    state = max((step.state for step in steps), key=_WORST.index)
+    state = max((step.state for step in steps), key=RANK.index)
     bad = [f"{step.step} {step.state}" for step in steps if step.state in ("failed", "unreachable")]
     longest = max(steps, key=lambda step: step.seconds)
     text = f"{len(steps)} steps in {duration(seconds)}, the longest {longest.step} with {duration(longest.seconds)}"
@@ -136,5 +135,5 @@ def _by_step(steps: Sequence[StepTime]) -> Iterator[Step]:
         slowest = max(times, key=lambda host: times[host])
         title = name if name == stage else f"{stage}: {name}"
         changed = len({step.host for step in group if step.state == "changed"})
-        worst = max((step.state for step in group), key=_WORST.index)
+        worst = max((step.state for step in group), key=RANK.index)
         yield Step(title, len(times), changed, times[slowest], slowest, _shown(name, worst))

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from provision.base.errors import UsageError
-from provision.base.text import duration, few
+from provision.base.text import few
 from provision.launch import rank_output
-from provision.remote import ansible
-from provision.remote.ansible import Event
+from provision.remote import ansible, progress
 from provision.remote.session import RECORD, Record
 from provision.report import runs
 from provision.report.model import Report
@@ -46,7 +45,7 @@ def lines(run: Run, host: str) -> Iterator[Line]:
             if title:
                 yield Line(title, "bold")
             title, found = "", True
-            yield _task(event)
+            yield Line(progress.outcome(event, event.text, 0.1), _STYLE.get(event.kind, ""))
     for name in LOGS if host in ranks else ():
         if (run.folder / name).is_file():
             yield Line(f"== {name}: rank {', '.join(map(str, ranks[host]))}", "bold")
@@ -72,14 +71,6 @@ def _playbooks(folder: Path) -> list[Path]:
     """The folders of the run's playbooks, in the order in which they were started."""
     found = [path.parent for path in folder.glob("*/vars.json") if (path.parent / "artifacts").is_dir()]
     return sorted(found, key=lambda path: (path / "vars.json").stat().st_mtime_ns)
-
-
-def _task(event: Event) -> Line:
-    step = ": ".join(part for part in (event.role, event.task) if part)
-    words = {"tolerated": "failed, continued without", "failed": "FAILED", "unreachable": "UNREACHABLE"}
-    took = f" ({duration(event.seconds)})" if event.seconds >= 0.1 else ""
-    message = event.report if event.kind in ("ok", "changed") else event.text
-    return Line(f"{step}: {words.get(event.kind, event.kind)}{took}" + (f": {message}" if message else ""), _STYLE.get(event.kind, ""))
 
 
 def _ranks(folder: Path) -> dict[str, Sequence[int]]:

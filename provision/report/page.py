@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from provision.base import downloads, pages
+from provision.base import downloads, pages, run_folders
 from provision.base.text import counted, grouped, joined
 from provision.catalog import OURS
 from provision.diagnosis import logs, signatures
@@ -185,9 +185,7 @@ def _log_findings(log: Path) -> list[Finding]:
 
 
 def _tail(log: Path) -> list[str]:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _LOG_LINES * _MAX_LETTERS))
-        lines = file.read().decode(errors="replace").splitlines()[-_LOG_LINES:]
+    lines = run_folders.tail(log, _LOG_LINES * _MAX_LETTERS)[-_LOG_LINES:]
     return [rank_output.readable(line)[:_MAX_LETTERS] for line in lines]
 
 

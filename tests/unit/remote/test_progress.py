@@ -61,7 +61,7 @@ def test_a_clock_goes_on_until_a_program_prints() -> None:
         assert shown_by_console(progress.view()).strip() == "0:00"
         progress.starting(1, 4)
         assert shown_by_console(progress.view()).strip() == "0:00  1 of 4 ranks started"
-        progress.errors("[0] ", "first\n", "cyan")
+        progress.output("stderr", "[0] ", "first\n", "cyan")
     assert "0:0" not in stream.getvalue().partition("first")[2]
 
 
