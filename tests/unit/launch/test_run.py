@@ -207,10 +207,8 @@ class Shown(Progress):
     def line(self, text: str, style: str | None = None) -> None:  # noqa: ARG002
         self.lines.append(text)
 
-    def output(self, tag: str, text: str, style: str) -> None:  # noqa: ARG002
+    def output(self, stream: str, tag: str, text: str, style: str) -> None:  # noqa: ARG002
         self.lines.append(tag + text)
-
-    errors = output
 
 
 def show(lines: list[str], **more: Any) -> tuple[RankOutput, list[str]]:
