@@ -40,7 +40,7 @@ TEST_BATCH_SIZE = 1000
 MAX_THREADS = 4  # this network is too small for more: they wait for each other longer than they compute
 WARM_UP_BATCHES = 5  # the first batches pay for thread pools, kernels and memory, on every rank
 LOCAL_SLICES = 3  # of which the middle one counts: other work of the machine seldom spoils two of them
-SLICE_SECONDS = 0.5  # long enough for a steady rate, all slices short enough that waiting ranks do not mind
+SLICE_SECONDS = 0.3  # dozens of batches: long enough for a steady rate, all slices short enough that waiting ranks do not mind
 SLICE_MIN_BATCHES = 4
 
 
