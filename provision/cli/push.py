@@ -38,7 +38,7 @@ def push(
     inventory = inventory_of(hosts, limit)
     place = to or f"~/provision-data/{os.path.basename(os.path.abspath(source))}"
     dest = posixpath.normpath(place[2:].lstrip("/") if place.startswith("~/") else place)
-    if posixpath.basename(dest) in ("", ".", "..") or dest.startswith(("~", "../")) or "/.records" in f"/{dest}":
+    if re.fullmatch(r"/|\.|(\.\.(/.*)?)|~.*|provision-data(/\.records(/.*)?)?", dest, re.DOTALL):
         raise UsageError(f"invalid --to {to or source}: expected the path of a file or folder")
     most = re.fullmatch(r"(\d{1,9}(?:\.\d+)?) ?([kMG])B(?:/s)?", rate or "0GB")
     if not most or (rate and float(most[1]) * _UNITS[most[2]] < 1e6):  # less looks like a host that has stopped
@@ -47,6 +47,9 @@ def push(
         shown.doing(f"reading {source} …")
         data, began = Data(source, posixpath.basename(dest)), time.monotonic()
         with Session(inventory, shown, passwords, command="provision push") as session:
+            shown.stage(f"Push {counted(data.files, 'file')}, {size(data.bytes)}", [host.name for host in inventory.hosts])
+            for line in data.left_out:
+                shown.line(line.partition(";")[0])
             made = Push(session, data, dest, float(most[1]) * _UNITS[most[2]])
             made.run()
             done = [each for each in made.targets if not each.failed]

@@ -7,11 +7,14 @@ of a mark and JSON: ``want``, pieces of the controller; ``have``, bytes that are
 files by their numbers, while one is missing; and ``have``, locked: the run, and a byte for each piece. What was pushed is in
 ~/provision-data/.records.
 
-``give DEST DIGEST RUN RATE`` is the next host's, over ssh: it reads numbers of pieces as JSON (-1: the manifest), and prints these pieces as
-soon as they are here, RATE bytes a second at most unless that is 0. It ends where no more come.
+``give WORD`` is the next host's, over ssh: WORD is the part of the order that says what, in base64 for any shell. It reads numbers of pieces
+as JSON (-1: the manifest), and prints these pieces as soon as they are here, ``rate`` bytes a second at most unless that is 0. It ends where
+no more come.
 """
 
+import base64
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import json
@@ -21,10 +24,11 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 import time
 import zlib
 
-MARK, HOME = "===PROVISION-ANSWER===", os.path.expanduser("~")
+MARK, HOME = "===PROVISION-ANSWER===", os.path.realpath(os.path.expanduser("~"))
 FIRST = 64  # where in ``have`` the byte of piece 0 is
 POLL_S, TELL_S, MAX_DIGESTS = 0.02, 0.3, 8
 SLICE, MANY, ROOM = 1 << 16, 1 << 16, 64 << 20  # bytes that are sent, pieces that are requested, at a time; bytes that stay free on the disk
@@ -35,8 +39,11 @@ def tell(**message):
 
 
 def write(path, data):
+    """Replace a file in one step, also where the power fails."""
     with open(path + ".new", "wb") as file:
         file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
     os.rename(path + ".new", path)
 
 
@@ -46,10 +53,10 @@ def content(path, offset=0, count=-1):
         return file.read(count)
 
 
-def place(dest, digest):
+def place(order):
     """(the folder that the data is in, that of this push); ``dest`` is in the home unless it is absolute."""
-    root = os.path.realpath(os.path.dirname(os.path.join(HOME, dest)))
-    return root, os.path.join(root, ".provision-push-" + digest[:16])
+    root = os.path.realpath(os.path.dirname(os.path.join(HOME, order["dest"])))
+    return root, os.path.join(root, ".provision-push-" + order["digest"][:16])
 
 
 class Manifest:
@@ -78,9 +85,12 @@ class Relay:
     def __init__(self, order):
         self.order, self.source, self.sources, self.is_waste = order, None, order["sources"], False
         self.have, self.came, self.read, self.told = 0, 0, 0, 0.0
-        self.root, self.state = place(order["dest"], order["digest"])
-        name = hashlib.sha256(os.fsencode(os.path.join(self.root, os.path.basename(order["dest"])))).hexdigest()
-        self.record_path = os.path.join(HOME, "provision-data", ".records", name + ".json")
+        self.root, self.state = place(order)
+        self.path = os.path.join(self.root, os.path.basename(order["dest"]))
+        records = os.path.join(HOME, "provision-data", ".records")
+        self.record_path = os.path.join(records, hashlib.sha256(os.fsencode(self.path)).hexdigest() + ".json")
+        if f"{records}/".startswith(f"{self.path}/") or self.path.startswith(f"{records}/"):
+            raise ValueError(f"invalid path: {self.path}")
         self.connect()
 
     def connect(self):
@@ -97,13 +107,15 @@ class Relay:
                 said += byte
 
     def receive(self, count):
-        """So many bytes; fewer where no more come, or too slowly."""
-        data, patience, began = bytearray(), self.order["patience"], time.monotonic()
-        while len(data) < count and time.monotonic() < began + 3 * patience:
+        """So many bytes; fewer where no more come, or from a host too slowly: the controller sends to many."""
+        data, patience, until = bytearray(), self.order["patience"], time.monotonic() + 3 * self.order["patience"] * (1 + (count >> 20))
+        while len(data) < count and (not self.source or time.monotonic() < until):
             ready = select.select([0, self.input], [], [], patience)[0]
             if self.source and 0 in ready:
                 self.leave()
             part, self.is_silent = os.read(self.input, min(count - len(data), SLICE)) if ready else b"", not ready
+            if count == self.order["size"] and (len(data) + len(part)) // SLICE > len(data) // SLICE:
+                self.beat()
             data += part
             if not part:
                 break
@@ -113,7 +125,7 @@ class Relay:
         """The controller needs this no more, or is gone."""
         if self.source:
             self.source.kill()
-        if self.is_waste:
+        if self.is_waste and is_free(self.journal, fcntl.LOCK_EX):  # else another push goes on with it
             shutil.rmtree(self.state, ignore_errors=True)
         sys.exit()
 
@@ -138,12 +150,14 @@ class Relay:
 
     def lose(self, is_whole):
         """Go on with the next source. ``is_whole``: the piece was."""
+        silence = f"nothing has come for {self.order['patience']:g} s"
+        if not self.source and self.is_silent:
+            raise ValueError(silence)
         if not self.source:
             self.leave()
         self.source.kill()
         said = self.source.stderr.read()[-300:].decode(errors="replace").strip() or "the connection has ended"
-        said = f"nothing has come for {self.order['patience']:g} s" if self.is_silent else said
-        said = "it sent a piece that is not what the manifest says" if is_whole else said
+        said = "it sent a piece that is not what the manifest says" if is_whole else silence if self.is_silent else said
         tell(lost=f"{self.host}: {said}; goes on with {self.sources[0][0] if self.sources else 'this machine'}")
         self.connect()
 
@@ -162,29 +176,26 @@ class Relay:
             parts = iter(lambda: file.read(self.manifest.piece), b"")
             return "".join(self.beat() or hashlib.sha256(part).hexdigest() for part in parts)
 
+    def is_ours(self, path, found):
+        """Whether an earlier push has put there what has these digests."""
+        return found is not None and hashlib.sha256(found.encode()).hexdigest() in self.record["files"].get(path, "").split()
+
     def check(self, path, found):
-        """Refuse to replace what is at a path, with these digests, unless it is of an earlier push."""
-        known = self.record["files"].get(path, {"sha256": []})["sha256"]
-        if os.path.lexists(path) and (found is None or hashlib.sha256(found.encode()).hexdigest() not in known):
+        """Refuse to replace what is at a path, with these digests, unless it is of an earlier push, or a program's."""
+        if os.path.lexists(path) and not self.order["is_program"] and not self.is_ours(path, found):
             raise ValueError(f"{path} is in the way: it is not of an earlier push, or was changed since")
 
     def run(self):
         ((_, data),) = self.get([-1], lambda _: (self.order["size"], self.order["digest"]))
         self.manifest = Manifest(data)
-        self.files = [(os.path.join(self.root, each[0]), os.path.join(self.state, str(at))) for at, each in enumerate(self.manifest.files)]
         self.note({}, [self.state, os.path.dirname(self.record_path)])
-        self.is_waste = not os.path.exists(self.state)  # where it is refused
-        os.makedirs(self.state, 0o700, exist_ok=True)
-        made = os.lstat(self.state)
-        if not stat.S_ISDIR(made.st_mode) or made.st_uid != os.geteuid() or made.st_mode & 0o022:
-            raise ValueError(f"{self.state} is in the way: another user could write it")
         self.lock()
         write(os.path.join(self.state, "manifest"), data)
         self.mark(-1)
         missing, self.is_waste = self.look(), False
         for piece, data in self.get(missing, lambda piece: self.manifest.pieces[piece][2:]):
             number, offset, _, _ = self.manifest.pieces[piece]
-            with open(os.open(self.files[number][1], os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
+            with open(os.open(self.draft(number), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
                 file.seek(offset)
                 file.write(data)
             self.mark(piece)
@@ -192,34 +203,51 @@ class Relay:
         self.is_waste = True
         fcntl.flock(self.journal, fcntl.LOCK_UN)
         tell(have=self.have, done=self.came)
-        sys.stdin.buffer.read()  # the next host may need what is here
-        self.leave()
+
+    def draft(self, number):
+        return os.path.join(self.state, str(number))
 
     def note(self, files, folders):
         """Record what is about to be made. ``files``: path → digests of its pieces."""
-        if not os.path.exists(os.path.join(HOME, ".provision-record.json")):
-            raise ValueError("nothing is installed here yet")
-        self.record = {"files": {}, "claimed": []}
-        with contextlib.suppress(FileNotFoundError):
-            self.record = json.loads(content(self.record_path))
-        for path, digests in files.items():
-            known = self.record["files"].setdefault(path, {"path": path, "marker": None, "made": True, "sha256": []})
-            # That of what is there stays, also where pushes are cut off.
-            of_all = dict.fromkeys([*known["sha256"], hashlib.sha256(digests.encode()).hexdigest()])
-            known.update(piece=self.manifest.piece, sha256=list(of_all)[-MAX_DIGESTS:])
-        for path in folders:
-            while not os.path.lexists(path) and path not in self.record["claimed"]:
-                self.record["claimed"].append(path)
-                path = os.path.dirname(path)
-        os.makedirs(os.path.dirname(self.record_path), 0o700, exist_ok=True)
-        write(self.record_path, json.dumps(self.record).encode())
+        try:
+            lock = open(os.path.join(HOME, ".provision-record.json"), "r+")
+        except FileNotFoundError:
+            raise ValueError(f"nothing is installed here yet: provision up {self.order['hosts']}") from None
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another controller may push to the same place
+            self.record = {"path": self.path, "piece": self.manifest.piece, "files": {}, "claimed": []}
+            with contextlib.suppress(FileNotFoundError):
+                self.record = json.loads(content(self.record_path))
+            for path, digests in files.items():
+                # That of what is there stays, also where pushes are cut off.
+                known = dict.fromkeys([*self.record["files"].get(path, "").split(), hashlib.sha256(digests.encode()).hexdigest()])
+                self.record["files"][path] = " ".join([*known][-MAX_DIGESTS:])
+            claimed = dict.fromkeys(self.record["claimed"])
+            for path in folders:
+                while not os.path.lexists(path) and path not in claimed:
+                    claimed[path] = None
+                    path = os.path.dirname(path)
+                self.beat()
+            self.record["claimed"] = [*claimed]
+            os.makedirs(os.path.dirname(self.record_path), 0o700, exist_ok=True)
+            write(self.record_path, json.dumps(self.record).encode())
 
     def lock(self):
         """Wait for the end of another push of this to the same place: of another controller, or of a host that shares it."""
-        self.journal = os.open(os.path.join(self.state, "have"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        while not is_free(self.journal, fcntl.LOCK_EX):
-            tell(read=os.fstat(self.journal).st_size)
-            time.sleep(TELL_S)
+        is_new, is_gone = not os.path.exists(self.state), True
+        while is_gone:  # the push before this one may remove it
+            os.makedirs(self.state, 0o700, exist_ok=True)
+            made = os.lstat(self.state)
+            if not stat.S_ISDIR(made.st_mode) or made.st_uid != os.geteuid() or made.st_mode & 0o022:
+                raise ValueError(f"{self.state} is in the way: another user could write it")
+            with contextlib.suppress(FileNotFoundError):
+                self.journal = os.open(os.path.join(self.state, "have"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+                while not is_free(self.journal, fcntl.LOCK_EX):
+                    self.read = max(self.read, os.fstat(self.journal).st_size)
+                    tell(read=self.read)
+                    time.sleep(TELL_S)
+                is_gone = not os.fstat(self.journal).st_nlink
+        self.is_waste = is_new  # where it is refused
         os.ftruncate(self.journal, 0)
         os.pwrite(self.journal, self.order["run"].encode(), 0)
 
@@ -235,25 +263,34 @@ class Relay:
         for path in folders:
             if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
                 raise ValueError(f"{path} is in the way: it is not a folder")
-        for (path, draft), (_, _, _, digests) in zip(self.files, self.manifest.files):
+        for number, (name, _, _, digests) in enumerate(self.manifest.files):
+            path = os.path.join(self.root, name)
             found = self.digests_of(path)
             if found != digests:
                 self.check(path, found)
-                self.new[path], found = digests, self.digests_of(draft) or ""
+                self.new[path], found = digests, self.digests_of(self.draft(number)) or ""
             for at in range(0, len(digests), 64):
                 self.mark(piece) if found[at : at + 64] == digests[at : at + 64] else missing.append(piece)
                 piece += 1
-        disk, needed = os.statvfs(self.state), sum(self.manifest.pieces[each][2] for each in missing)
-        if missing and needed + ROOM > disk.f_bavail * disk.f_frsize:
-            raise ValueError(f"{needed >> 20} MB are needed in {self.root}, and 64 more: {disk.f_bavail * disk.f_frsize >> 20} are free")
+            self.beat()
+        disk, needed = os.statvfs(self.state), ROOM + sum(self.manifest.pieces[each][2] for each in missing)
+        if missing and needed > disk.f_bavail * disk.f_frsize:
+            raise ValueError(f"{needed >> 20} MiB are needed in {self.root}: {disk.f_bavail * disk.f_frsize >> 20} are free")
         self.note(self.new, folders)
         return missing
 
     def finish(self):
         """All pieces are here: give the files their names."""
+        # What has its name is whole, also where the power fails.
+        flush = threading.Thread(target=ctypes.CDLL(None).syncfs, args=(self.journal,), daemon=True)
+        flush.start()
+        while flush.is_alive():
+            self.beat()
+            flush.join(TELL_S)
         mask = os.umask(0o077)
         os.umask(mask)
-        for (path, draft), (_, is_program, count, digests) in zip(self.files, self.manifest.files):
+        for number, (name, is_program, count, digests) in enumerate(self.manifest.files):
+            path, draft = os.path.join(self.root, name), self.draft(number)
             if path in self.new and (found := self.digests_of(path)) != digests:  # else a host with the same folder has put it there
                 self.check(path, found)
                 with open(draft, "ab") as file:  # an empty file has no piece
@@ -264,6 +301,10 @@ class Relay:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 os.rename(draft, path)
             self.beat()
+        if self.order["is_program"]:  # nothing of an earlier run is left
+            for path in {*self.record["files"]} - {os.path.join(self.root, file[0]) for file in self.manifest.files}:
+                if self.is_ours(path, self.digests_of(path)):
+                    os.unlink(path)
 
 
 def is_free(file, kind):
@@ -276,20 +317,20 @@ def is_free(file, kind):
 
 
 def has(state, run, piece):
-    """Whether the process that takes for this run has it; exits where it never will."""
+    """Whether a process that takes it has it; exits where that of this run never will."""
     with contextlib.suppress(FileNotFoundError), open(os.path.join(state, "have"), "rb") as journal:
         is_over, is_of_run = is_free(journal, fcntl.LOCK_SH), journal.read(len(run)) == run
-        if is_of_run and os.pread(journal.fileno(), 1, FIRST + piece) == b"+":
+        if (is_of_run or not is_over) and os.pread(journal.fileno(), 1, FIRST + piece) == b"+":
             return True
         if is_of_run and is_over:
             sys.exit("it has ended before it had all")
 
 
-def give(dest, digest, run, rate):
-    (root, state), manifest, ready, out = place(dest, digest), None, 0.0, sys.stdout.buffer
+def give(order):
+    (root, state), manifest, ready, out = place(order), None, 0.0, sys.stdout.buffer
     print(f"\n{MARK}", flush=True)
     for piece in (piece for line in iter(sys.stdin.buffer.readline, b"") for piece in json.loads(line)):
-        while not has(state, run.encode(), piece):
+        while not has(state, order["run"].encode(), piece):
             if select.select([0], [], [], POLL_S)[0]:
                 return  # it is not wanted any more
         data = content(os.path.join(state, "manifest")) if piece < 0 or not manifest else b""
@@ -303,22 +344,28 @@ def give(dest, digest, run, rate):
         for part in (data[at : at + SLICE] for at in range(0, len(data), SLICE)):
             out.write(part)
             out.flush()
-            ready = max(ready, time.monotonic()) + (len(part) / float(rate) if float(rate) else 0.0)
+            ready = max(ready, time.monotonic()) + (len(part) / order["rate"] if order["rate"] else 0.0)
             time.sleep(max(0.0, ready - time.monotonic()))
 
 
-def main(what, *words):
+def main(what, word=""):
+    order = json.loads(base64.b64decode(word) if word else sys.stdin.buffer.readline())
     if what == "give":
-        give(*words)
+        give(order)
         return
-    relay = Relay(json.loads(sys.stdin.buffer.readline()))
+    if order["is_program"]:
+        os.umask(0o077)  # other users of the host cannot read it
+    relay = None
     try:
+        relay = Relay(order)
         relay.run()
     except Exception as error:
         tell(error=str(error).encode(errors="replace").decode())
         with contextlib.suppress(AttributeError):
             fcntl.flock(relay.journal, fcntl.LOCK_UN)  # the next host learns that no more come
-        sys.stdin.buffer.read()
+    while sys.stdin.buffer.read(SLICE):  # the next host may need what is here
+        pass
+    if relay:
         relay.leave()
 
 

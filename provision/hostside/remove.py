@@ -30,6 +30,7 @@ END = "===END==="
 
 EXTENDED_STATES = "/var/lib/apt/extended_states"  # where apt marks packages as installed automatically
 APT_ARCHIVES = "/var/cache/apt/archives"
+MAX_NAMED = 20  # files of one push
 
 
 class Removal:
@@ -44,17 +45,17 @@ class Removal:
             raise RuntimeError("nothing is removed, because another user could have written it: %s" % why)
         with open(record_path) as file:
             self.record = json.load(file)
-        # What `provision push` has copied to the login's home has records of its own there.
-        found = glob.glob(os.path.join(glob.escape(os.path.dirname(record_path)), "provision-data/.records/*.json"))
-        self.pushed = [path for path in found if distrust(path) is None]
-        for path in self.pushed:
-            with open(path) as file:
-                pushed = json.load(file)
-            self.record["files"].update(pushed["files"])
-            self.record["claimed"] += pushed["claimed"]
-            self.gone.add(path)
-        if invalid_name(self.record) is not None:
-            raise RuntimeError("nothing is removed, because the record names %r" % invalid_name(self.record))
+        # What `provision push` and `provision run` have copied to the login's home has records of its own there.
+        self.home, self.pushed = os.path.realpath(os.path.dirname(record_path)), {}
+        for path in glob.glob(os.path.join(glob.escape(self.home), "provision-data/.records/*.json")):
+            if distrust(path) is None:
+                with open(path) as file:
+                    self.pushed[path] = pushed = json.load(file)
+                self.record["claimed"] += pushed["claimed"]
+                self.gone.add(path)
+        for record in [self.record] + [{"claimed": list(pushed["files"])} for pushed in self.pushed.values()]:
+            if invalid_name(record) is not None:
+                raise RuntimeError("nothing is removed, because the record names %r" % invalid_name(record))
 
     def leave(self, what, why):
         self.left.append({"what": what, "why": why})
@@ -79,7 +80,7 @@ class Removal:
         for entry in self.record["files"].values():
             path, marker = entry["path"], entry["marker"]
             try:
-                content = digests_of(path, entry["piece"]) if "piece" in entry else read(path)
+                content = read(path)
             except OSError:
                 continue  # it is gone
             before, ours, after = "", content, ""
@@ -92,7 +93,7 @@ class Removal:
                 self.kept_files.add(path)
                 self.leave(path, "it was there before provision wrote it; what it held then is not known")
                 continue
-            elif "piece" not in entry and self.owner(path):
+            elif self.owner(path):
                 self.leave(path, "it belongs to package %s now" % self.owner(path))
                 continue
             if hashlib.sha256(ours).hexdigest() not in entry["sha256"]:
@@ -113,6 +114,19 @@ class Removal:
                 rewrite(path, rest)
         if linker and not self.dry_run:
             self.call(["ldconfig"])
+
+    def remove_pushed(self, pushed):
+        """Remove what one record of pushes names, in one line: there may be a million files. Those that were changed stay."""
+        place, there = pushed["path"].replace(self.home + "/", "~/", 1), [path for path in pushed["files"] if os.path.lexists(path)]
+        changed = [path for path in there if digest_of(path, pushed["piece"]) not in pushed["files"][path].split()]
+        ours = set(there).difference(changed)
+        self.gone |= ours
+        for path in ours if not self.dry_run else ():
+            os.unlink(path)
+        if ours:
+            self.removed.append("%d file%s in %s" % (len(ours), "s" * (len(ours) != 1), place) if pushed["path"] not in ours else place)
+        for path in changed if len(changed) <= MAX_NAMED else ["%d files in %s" % (len(changed), place)]:
+            self.leave(path, "it was changed since provision wrote it" if len(changed) <= MAX_NAMED else "they were changed since")
 
     def owner(self, path):
         """The package that a file belongs to, or an empty string."""
@@ -292,12 +306,14 @@ class Removal:
     def run(self):
         self.remove_packages()
         self.remove_files()
+        for pushed in self.pushed.values():
+            self.remove_pushed(pushed)
         self.remove_prefix_contents()
-        for path in [self.record_path] + self.pushed if not self.dry_run else ():
+        for path in [self.record_path] + list(self.pushed) if not self.dry_run else ():
             os.unlink(path)
         self.remove_claimed()
-        # `provision run` copies programs next to the record of the login's home.
-        if not self.prefix and os.path.isdir(os.path.join(os.path.dirname(self.record_path), "provision-run")):
+        programs = os.path.join(self.home, "provision-run")
+        if not self.prefix and os.path.isdir(programs) and programs not in self.gone:
             self.leave("~/provision-run", "it has the programs of provision run, and what they wrote")
 
 
@@ -306,11 +322,13 @@ def read(path):
         return file.read()
 
 
-def digests_of(path, piece):
-    """Those of the pieces of a file that `provision push` has copied, in a row."""
-    with open(path, "rb") as file:
+def digest_of(path, piece):
+    """Of the digests of its pieces in a row, as `provision push` records it; None where it is not a file, or cannot be read."""
+    if os.path.islink(path) or not os.path.isfile(path):
+        return None
+    with contextlib.suppress(OSError), open(path, "rb") as file:
         digests = [hashlib.sha256(part).hexdigest() for part in iter(lambda: file.read(piece), b"")]
-    return b"a link" if os.path.islink(path) else "".join(digests).encode()
+        return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def block_of(text, marker):

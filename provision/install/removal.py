@@ -143,6 +143,6 @@ def _command(options: Document) -> str:
     # Where Python is missing, nothing of ours can have run.
     absent = f"{BEGIN}\n{json.dumps({'nothing': True, 'removed': [], 'left': [], 'error': None})}\n{END}\n"
     inline = resources.inline_command("remove.py", interpreter='"$python"')
-    settings = f"PROVISION_REMOVE_OPTIONS={shlex.quote(json.dumps(options))}"
+    settings = f"PYTHONUTF8=1 PROVISION_REMOVE_OPTIONS={shlex.quote(json.dumps(options))}"
     command = f"python=$(command -v @python@) || {{ printf %s {shlex.quote(absent)}; exit 0; }}; {settings} {inline}"
     return f"/bin/sh -c {shlex.quote(command)}"

@@ -35,12 +35,12 @@ UNREACHABLE = 255
 #: A ssh master that outlives the command would hold its output open, one that is there already could be stopped or cut off.
 OWN_CONNECTION = ("-o", "ControlMaster=no", "-o", "ControlPath=none")
 PARALLEL = 256  # hosts on which a command runs at the same time
-_STARTS, _START_S = 64, 2.0  # logins that begin within so many seconds: a jump host refuses more
+STARTS, START_S = 64, 2.0  # logins that begin within so many seconds: a jump host refuses more
 _FILES = 8  # that each may need here
 #: What sshpass, which prints nothing itself, means by its exit code.
 _SSHPASS = {5: "Permission denied", 6: "Host key verification failed"}
 _POLL_S = 0.2  # how soon an interrupt is noticed
-_CONNECT_S = 10  # until a host that does not answer is given up
+CONNECT_S = 10  # until a host that does not answer is given up
 _LONGEST_LINE = 1 << 20  # bytes; longer ones come in parts
 _MAX_ANSWER = 16 << 20  # bytes that a script may print
 
@@ -195,7 +195,7 @@ def login(host: Host, command: str, password: str | None = None) -> tuple[list[s
     if host.connection == "local":
         return ["sh", "-c", command], {}
     argv, known = _connection(host), secret(host.password, password)
-    argv[1:1] = ["-o", f"ConnectTimeout={_CONNECT_S}", *OWN_CONNECTION, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
+    argv[1:1] = ["-o", f"ConnectTimeout={CONNECT_S}", *OWN_CONNECTION, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
     if known:
         return ["sshpass", "-e", *argv, host.address, command], {"SSHPASS": known}
     return [*argv, "-o", "BatchMode=yes", host.address, command], {}
@@ -242,18 +242,18 @@ def _run(
     answered: Callable[[str, Answer], object] = lambda *_: None,
     waiting: Callable[[Iterable[str], float], object] = lambda *_: None,
 ) -> dict[str, Answer]:
-    starts = threading.BoundedSemaphore(_STARTS)
+    starts = threading.BoundedSemaphore(STARTS)
 
     def run_on(name: str) -> Answer:
         starts.acquire()
-        later = threading.Timer(_START_S, starts.release)
+        later = threading.Timer(START_S, starts.release)
         later.daemon = True
         later.start()
         content = stdin.get(name, b"") if isinstance(stdin, Mapping) else stdin
         began = time.monotonic()
         deadline = began + (timeout[name] if isinstance(timeout, Mapping) else timeout)
         answer = attempt(name, content, deadline)
-        if answer.code == UNREACHABLE and not answer.out and time.monotonic() - began < _CONNECT_S:
+        if answer.code == UNREACHABLE and not answer.out and time.monotonic() - began < CONNECT_S:
             return attempt(name, content, deadline)  # one lost connection does not end it
         return answer
 

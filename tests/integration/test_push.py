@@ -64,7 +64,7 @@ def test_the_others_have_it_although_a_host_dies(cluster: Sandbox, tmp_path: Pat
     for host in (*cluster.hosts[:2], fourth):
         listed = root(host, "cd ~trainer/provision-data/data && find . -type f -exec sha256sum {} +").splitlines()
         assert {line[66:].removeprefix("./"): line[:64] for line in listed} == wanted
-        assert root(host, "pgrep -f '[t]ake$|[g]ive provision' || true") == ""
+        assert root(host, "pgrep -f '[t]ake$|[g]ive ey' || true") == ""
     container(third).start()
     wait_until(lambda: provision("ssh", "--hosts", hosts, third.name, "--", "true").returncode == 0)
     again = report(good(provision("push", hosts, str(data), "--json")))

@@ -16,11 +16,12 @@ from provision.launch.push import Data, Push
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 
-#: A host is down where its home has a file of that name; the program ``liar`` is what gives its pieces.
+#: A host is down where its home has a file of that name; ``flaky`` loses one login; the program ``liar`` is what gives its pieces.
 _SSH = """#!/bin/sh
 for word; do host=$command; command=$word; done
 export HOME="{homes}/$host"
 [ ! -e "$HOME/down" ] || { echo "ssh: connect to host $host port 22: No route to host" >&2; exit 255; }
+case $command in *" take'"*) [ ! -e "$HOME/flaky" ] || { rm "$HOME/flaky"; echo "Connection reset by peer" >&2; exit 255; };; esac
 case $command in *" give "*) [ ! -e "$HOME/liar" ] || command="python3 $HOME/liar";; esac
 echo Welcome
 exec sh -c "exec $command"
@@ -35,6 +36,7 @@ class Hosts:
         for number in range(1, count + 1):
             (self.homes / f"n{number}/.ssh").mkdir(parents=True)
             (self.homes / f"n{number}/.provision-record.json").write_text("{}")
+            (self.homes / f"n{number}/.ssh/provision_config").touch()
         ssh = folder / "bin/ssh"
         ssh.parent.mkdir()
         ssh.write_text(_SSH.replace("{homes}", str(self.homes)))

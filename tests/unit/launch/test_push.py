@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -15,7 +16,9 @@ import sys
 import time
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +27,11 @@ from push_hosts import Hosts
 
 from provision.base import resources
 from provision.base.errors import ProvisionError, UsageError
+from provision.install import removal
 from provision.launch import push as module
 from provision.launch.push import Data, Push
+from provision.remote.progress import Progress
+from provision.remote.session import Session
 
 SMALL = 1 << 15  # bytes of a piece
 
@@ -52,7 +58,7 @@ def data(tmp_path: Path) -> Path:
 
 def tree(folder: Path) -> dict[str, tuple[bytes, bool]]:
     """Path → content, and whether it can be executed; of all files but the toolkit's records."""
-    files = (path for path in folder.rglob("*") if path.is_file() and ".records" not in path.parts)
+    files = (path for path in folder.rglob("*") if path.is_file() and not {".records", ".ssh"} & {*path.parts})
     return {str(path.relative_to(folder)): (path.read_bytes(), os.access(path, os.X_OK)) for path in files}
 
 
@@ -110,7 +116,9 @@ def test_a_file_is_pushed_as_one_to_the_path_that_is_named(hosts: Hosts, data: P
 NAMES = [b"caf\xc3\xa9", b"not-utf-8-\xff\xfe", b"new\nline", b"-rf", b"a'b\"$(touch x)`", b"{{ 1 }}", b"\x1b[31m", b"~", b" "]
 
 
-def test_names_are_carried_as_they_are(hosts: Hosts, tmp_path: Path) -> None:
+def test_names_are_carried_as_they_are(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}.items():  # a host's locale is any
+        monkeypatch.setenv(variable, value)
     folder = tmp_path / "odd"
     for name in NAMES:
         path = os.path.join(os.fsencode(folder), name, name)
@@ -124,6 +132,8 @@ def test_names_are_carried_as_they_are(hosts: Hosts, tmp_path: Path) -> None:
         for name in NAMES:
             with open(os.path.join(there, name, name), "rb") as file:
                 assert file.read() == name
+    assert removed(hosts.home("n1"))["left"] == []
+    assert not (hosts.home("n1") / "provision-data").exists()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -269,6 +279,68 @@ def test_what_an_earlier_push_has_put_there_is_replaced_and_the_rest_stays(hosts
     assert tree(hosts.home("n3") / "provision-data/data") == {**tree(data), "notes": (b"mine", False)}
 
 
+def test_a_lost_login_is_tried_again_and_what_is_missing_is_named(hosts: Hosts, data: Path) -> None:
+    (hosts.home("n1") / "flaky").touch()
+    (hosts.home("n5") / ".provision-record.json").unlink()
+    made = hosts.push(data)
+    assert failures(made) == {"n5": "nothing is installed here yet: provision up n1,n2,n3,n4,n5"}
+    assert not (hosts.home("n1") / "flaky").exists()
+
+
+def test_two_pushes_to_one_place_both_end_well(hosts: Hosts, data: Path) -> None:
+    others: list[Push] = []
+    one = hosts.push(data, rate=2e6, during=when(lambda made: made.targets[1].have > 0, lambda: others.append(hosts.push(data))))
+    assert (failures(one), [failures(each) for each in others]) == ({}, [{}])
+    for name in hosts.names:
+        assert tree(hosts.home(name) / "provision-data/data") == tree(data)
+        assert list((hosts.home(name) / "provision-data").glob(".provision-push-*")) == []
+
+
+def relay_at(home: Path, monkeypatch: pytest.MonkeyPatch, dest: str = "provision-data/d") -> Any:
+    script = load_script("relay.py")
+    monkeypatch.setattr(script, "HOME", str(home))
+    found = script.Relay({"dest": dest, "digest": "0" * 64, "sources": [], "patience": 1, "hosts": "", "run": dest})
+    found.manifest = SimpleNamespace(piece=SMALL)
+    return found
+
+
+def test_a_record_is_written_by_one_at_a_time(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    relays = [relay_at(hosts.home("n1"), monkeypatch) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(lambda at: [relays[at].note({f"/{at}/{number}": ""}, []) for number in range(10)], range(8)):
+            pass
+    assert len(json.loads(Path(relays[0].record_path).read_text())["files"]) == 80
+
+
+def test_a_push_does_not_remove_what_another_has_locked(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two, three = (relay_at(hosts.home("n1"), monkeypatch) for _ in range(3))
+    one.lock()
+    assert one.is_waste
+    fcntl.flock(one.journal, fcntl.LOCK_UN)  # as at its end
+    two.lock()
+    with pytest.raises(SystemExit):
+        one.leave()
+    journal = Path(two.state, "have")
+    assert journal.exists()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(three.lock)
+        while not three.read:
+            time.sleep(0.01)
+        two.is_waste = True
+        with pytest.raises(SystemExit):
+            two.leave()
+        os.close(two.journal)
+        waiting.result()
+    assert journal.read_text() == three.order["run"]
+
+
+@pytest.mark.parametrize("dest", ["provision-data", "provision-data/.records/d", "{home}/provision-data/.records", "{home}"])
+def test_data_never_gets_among_the_records(hosts: Hosts, dest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = hosts.home("n1")
+    with pytest.raises(ValueError, match="invalid path"):
+        relay_at(home, monkeypatch, dest.replace("{home}", str(home)))
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="a file system of its own needs root")
 @pytest.mark.parametrize("megabytes", [1, 66])
 def test_a_full_disk_stops_its_host_alone(hosts: Hosts, data: Path, megabytes: int) -> None:
@@ -284,7 +356,7 @@ def test_a_full_disk_stops_its_host_alone(hosts: Hosts, data: Path, megabytes: i
 
         made = hosts.push(data, rate=4e5, during=when(lambda made: made.targets[1].have > 2 * SMALL or made.targets[1].is_over, fill))
         assert list(failures(made)) == ["n2"]
-        assert ("MB are needed" if megabytes == 1 else "No space left on device") in failures(made)["n2"]
+        assert ("MiB are needed" if megabytes == 1 else "No space left on device") in failures(made)["n2"]
         assert tree(place / "data") == {}
     finally:
         subprocess.run(["umount", place], check=True)
@@ -328,6 +400,24 @@ def test_what_a_host_says_is_checked(hosts: Hosts, data: Path, answer: str, monk
     made = hosts.push(data)
     assert list(failures(made)) == ["n2"]
     assert all(tree(hosts.home(name) / "provision-data/data") == tree(data) for name in hosts.names if name != "n2")
+
+
+def test_no_host_keeps_a_push_alive_for_ever(hosts: Hosts, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=iter(range(1 << 20)).__next__))
+    with Progress() as shown, Session(hosts.inventory, shown) as session:
+        made = Push(session, Data(data, "data"), "x")
+        for read in range(5000):
+            made._hear(made.targets[0], json.dumps({"read": read, "have": 2 * read}))
+        grew = made.targets[0].grew
+        made._hear(made.targets[0], json.dumps({"read": 1 << 50, "have": 1 << 50}))
+        assert made.targets[0].grew < grew + 100
+        grew = made.targets[0].grew
+        made._hear(made.targets[0], json.dumps({"read": 1 << 51, "have": 1 << 51}))
+        assert made.targets[0].grew == grew
+        for _ in range(4):
+            made._hear(made.targets[1], json.dumps({"lost": "again"}))
+        made._hear(made.targets[2], json.dumps({"error": "x" * 9999}))
+    assert (made.targets[1].failed, made.targets[2].failed) == ("invalid answer", "x" * 500)
 
 
 def test_old_pythons_can_read_what_runs_on_hosts() -> None:
@@ -409,13 +499,13 @@ def test_the_command_says_what_it_did(hosts: Hosts, data: Path) -> None:
         ["--to", "~"],
         ["--to", "~/../x"],
         ["--to", "~/provision-data/.records"],
+        ["--to", "~/provision-data"],
         ["nowhere"],
+        ["/"],
     ],
 )
 def test_wrong_usage_is_refused(hosts: Hosts, data: Path, words: list[str]) -> None:
-    done = subprocess.run(
-        provision(hosts, *([data, *words] if words != ["nowhere"] else words)), capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(provision(hosts, *([data, *words] if words[1:] else words)), capture_output=True, text=True, check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
     assert list(hosts.homes.rglob("*provision-*/*")) == []
 
@@ -437,11 +527,10 @@ def removed(home: Path, dry_run: bool = False) -> dict[str, Any]:
     """What `provision remove` does there, with a record as the toolkit has it."""
     record = {"schema": 1, "files": {}, "claimed": [], "packages": {"added": [], "before": None}, "held": [], "removed": []}
     (home / ".provision-record.json").write_text(json.dumps(record))
-    options = json.dumps({"record": "~/.provision-record.json", "prefix": None, "dry_run": dry_run})
-    environment = {**os.environ, "HOME": str(home), "PROVISION_REMOVE_OPTIONS": options}
-    done = subprocess.run(
-        [sys.executable, "-c", resources.script("remove.py")], capture_output=True, text=True, check=True, env=environment
-    )
+    command = removal._command({"record": "~/.provision-record.json", "prefix": None, "dry_run": dry_run})
+    environment = {**os.environ, "HOME": str(home)}
+    command = command.replace("@python@", sys.executable)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True, env=environment)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[2])
     return answer
 
@@ -454,6 +543,7 @@ def test_remove_leaves_nothing_of_it_but_what_was_changed(hosts: Hosts, data: Pa
     assert tree(home / "provision-data/data") == tree(data)
     assert removed(home) == listed
     assert listed["left"] == []
+    assert {"4 files in ~/provision-data/data", "~/models/new/m.bin"} <= {*listed["removed"]}
     assert sorted(path.name for path in home.iterdir()) == [".ssh"]
     changed = hosts.home("n2") / "provision-data/data/model.bin"
     changed.write_text("mine")
@@ -473,6 +563,19 @@ def test_remove_takes_an_interrupted_push_and_leaves_what_was_there(hosts: Hosts
     hosts.push(data)
     assert removed(home)["left"] == []
     assert {*tree(home)} == {"provision-data/data/model.bin"}
+
+
+def test_of_many_files_that_were_changed_remove_names_the_folder(hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "many").mkdir()
+    for number in range(30):
+        (tmp_path / f"many/{number}").write_text("1")
+    hosts.push(tmp_path / "many")
+    for number in range(25):
+        (hosts.home("n1") / f"provision-data/many/{number}").write_text("mine")
+    answer = removed(hosts.home("n1"))
+    assert "5 files in ~/provision-data/many" in answer["removed"]
+    assert {"what": "25 files in ~/provision-data/many", "why": "they were changed since"} in answer["left"]
+    assert len(tree(hosts.home("n1") / "provision-data/many")) == 25
 
 
 @pytest.mark.slow
