@@ -301,7 +301,8 @@ def _copy(session: Session, seats: Sequence[_Seat], options: RunOptions) -> tupl
     archive = program_files.pack(options.command, options.files, modules=options.modules)
     if options.wait:  # the job that is waited for may be of the same folder, and start ranks again
         archive = archive._replace(folder=f"{archive.folder}-{session.run_id}")
-    program_files.copy(session, archive, {seat.host.name: seat.command(archive.unpack) for seat in seats})
+    unpack = {seat.host.name: seat.command(archive.unpack) for seat in seats}
+    program_files.copy(session, archive, unpack, on_hosts=not any(seat.inside for seat in seats))
     return f"{{home}}/{archive.folder}", archive.command, archive.here
 
 

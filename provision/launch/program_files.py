@@ -58,10 +58,9 @@ class Archive(NamedTuple):
         return f"cd && {private} && tar -x -f - --no-same-owner -C {self.folder}"
 
     @property
-    def extent(self) -> str:
-        """``14 files, 3 MiB``."""
-        sizes = [path.lstat().st_size for path, _ in self.members if path.is_symlink() or path.is_file()]
-        return f"{counted(len(sizes), 'file')}, {size(sum(sizes))}"
+    def sizes(self) -> list[int]:
+        """Bytes of each file and link."""
+        return [path.lstat().st_size for path, _ in self.members if path.is_symlink() or path.is_file()]
 
     def write(self, pipe: IO[bytes]) -> None:
         """Write it as a tar archive, a piece at a time. Raises OSError for a file that cannot be read."""
@@ -150,11 +149,22 @@ def pack(command: Sequence[str], files: Sequence[Path], *, modules: bool = True)
     return Archive(dict(zip(names, sources, strict=True)), f"{_FOLDER}/{folder}", words, members, left_out)
 
 
-def copy(session: Session, archive: Archive, scripts: Mapping[str, str]) -> None:
-    """Copy it to the hosts, where a script unpacks it. Raises ProvisionError for a host on which that fails."""
-    session.progress.stage(f"Copy {archive.extent} to ~/{archive.folder}", list(scripts))
+def copy(session: Session, archive: Archive, scripts: Mapping[str, str], *, on_hosts: bool) -> None:
+    """Copy it to the hosts, where a script unpacks it. Raises ProvisionError for a host on which that fails.
+
+    Args:
+        on_hosts: not in containers: where they reach each other, they hand on what is large.
+    """
+    sizes = archive.sizes
+    session.progress.stage(f"Copy {counted(len(sizes), 'file')}, {size(sum(sizes))} to ~/{archive.folder}", list(scripts))
     for line in archive.left_out:
         session.progress.line(line)
+    if on_hosts and sum(sizes) > MAX_NEIGHBOURS:
+        from provision.launch import push  # it imports this module
+
+        look = ssh.run(session, dict.fromkeys(scripts, "cd && test -e .provision-record.json && test -e .ssh/provision_config"))
+        if all(answer.code == 0 for answer in look.values()):
+            archive = push.program(session, archive, list(scripts))
     for host, answer in ssh.run(session, scripts, stdin=archive.write, timeout=_COPY_S).items():
         if answer.code != 0:
             raise ProvisionError(answer.error, where=f"{host}, copying the program")

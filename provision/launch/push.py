@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import os
+import posixpath
 import queue
 import shlex
 import signal
@@ -30,6 +31,7 @@ from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.base.text import counted, joined, size
 from provision.inventory import Host
 from provision.launch import program_files
+from provision.launch.program_files import Archive
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
 from provision.remote import ssh
 from provision.remote.session import Session
@@ -255,3 +257,15 @@ class Push:
     def _fail(self, target: Target, why: str) -> None:
         target.failed, target.is_cut_off = why, True
         self._session.progress.line(f"{target.host.name}: {why}", "bold red")
+
+
+def program(session: Session, archive: Archive, names: Sequence[str]) -> Archive:
+    """Copy a program's files to hosts. Returns what is left to copy: folders, and links. Raises ProvisionError for a host that fails."""
+    name, rest = posixpath.basename(archive.folder), [each for each in archive.members if each[0].is_symlink() or each[0].is_dir()]
+    files = [(path, f"{name}/{place}") for path, place in archive.members if not path.is_symlink()]
+    made = Push(session, Data(Path(), name, files), archive.folder, program_on=names)
+    made.run()
+    for each in made.targets:
+        if each.failed:
+            raise ProvisionError(each.failed, where=f"{each.host.name}, copying the program")
+    return archive._replace(members=rest)

@@ -28,6 +28,7 @@ from push_hosts import Hosts
 from provision.base import resources
 from provision.base.errors import ProvisionError, UsageError
 from provision.install import removal
+from provision.launch import program_files
 from provision.launch import push as module
 from provision.launch.push import Data, Push
 from provision.remote.progress import Progress
@@ -576,6 +577,50 @@ def test_of_many_files_that_were_changed_remove_names_the_folder(hosts: Hosts, t
     assert "5 files in ~/provision-data/many" in answer["removed"]
     assert {"what": "25 files in ~/provision-data/many", "why": "they were changed since"} in answer["left"]
     assert len(tree(hosts.home("n1") / "provision-data/many")) == 25
+
+
+def test_a_large_program_is_handed_on_and_nothing_of_an_earlier_run_is_left(
+    hosts: Hosts, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_files, "MAX_NEIGHBOURS", SMALL)
+    pushes, run = list[Push](), Push.run
+    monkeypatch.setattr(Push, "run", lambda made: (pushes.append(made), run(made)))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import helper\n")
+    (tmp_path / "helper.py").write_text("")
+    (tmp_path / "ignored.py").write_text("")
+    (tmp_path / ".provisionignore").write_text("ignored.py\n")
+    (data / "none").mkdir()
+    (data / "link").symlink_to("run.sh")
+
+    def copied(names: list[str]) -> Path:
+        with Progress() as shown, Session(hosts.inventory, shown) as session:
+            archive = program_files.pack(["python", "train.py"], [data])
+            program_files.copy(session, archive, dict.fromkeys(names, archive.unpack), on_hosts=True)
+        return hosts.home("n2") / archive.folder
+
+    folder = copied(hosts.names)
+    assert {"train.py", "helper.py", "data"} == {path.name for path in folder.iterdir()}
+    assert tree(folder / "data") == tree(data)
+    assert (os.readlink(folder / "data/link"), (folder / "data/none").is_dir()) == ("run.sh", True)
+    assert [each.served > 0 for each in pushes[0].targets] == [True, False, False, False, False]
+    assert [path.stat().st_mode & 0o077 for path in (folder, folder / "train.py")] == [0, 0]
+    (folder / "checkpoint").write_text("mine")
+    (folder / "helper.py").write_text("mine")
+    (folder / "data/run.sh").write_text("mine")
+    (tmp_path / "helper.py").unlink()
+    (data / "model.bin").rename(data / "new.bin")
+    copied(["n2", "n3"])
+    assert [each.host.name for each in pushes[1].targets] == ["n2", "n3"]
+    assert tree(folder / "data") == tree(data)
+    assert {"train.py", "helper.py", "checkpoint", "data"} == {path.name for path in folder.iterdir()}  # as it is, helper.py is the user's
+    answer = removed(hosts.home("n2"))
+    assert answer["removed"][0] == f"5 files in ~/{folder.relative_to(hosts.home('n2'))}"
+    assert {*tree(folder)} == {"checkpoint", "helper.py"}
+    (hosts.home("n4") / ".ssh/provision_config").unlink()
+    copied(["n4", "n5"])
+    assert len(pushes) == 2  # they cannot hand it on
+    assert tree(hosts.home("n4") / f"provision-run/{folder.name}/data").items() > tree(data).items()
 
 
 @pytest.mark.slow
