@@ -31,7 +31,8 @@ import zlib
 MARK, HOME = "===PROVISION-ANSWER===", os.path.realpath(os.path.expanduser("~"))
 FIRST = 64  # where in ``have`` the byte of piece 0 is
 POLL_S, TELL_S, MAX_DIGESTS = 0.02, 0.3, 8
-SLICE, MANY, ROOM = 1 << 16, 1 << 16, 64 << 20  # bytes that are sent, pieces that are requested, at a time; bytes that stay free on the disk
+SLICE, ROOM = 1 << 16, 64 << 20  # bytes that are sent at a time; that stay free on the disk
+MANY = 1 << 12  # pieces that are requested at a time: their numbers fit in a pipe
 
 
 def tell(**message):
@@ -176,13 +177,14 @@ class Relay:
             parts = iter(lambda: file.read(self.manifest.piece), b"")
             return "".join(self.beat() or hashlib.sha256(part).hexdigest() for part in parts)
 
-    def is_ours(self, path, found):
-        """Whether an earlier push has put there what has these digests."""
-        return found is not None and hashlib.sha256(found.encode()).hexdigest() in self.record["files"].get(path, "").split()
+    def known(self, path, found):
+        """What a record says of the digests of a file's pieces, where an earlier push has put it there."""
+        digest = hashlib.sha256((found or "").encode()).hexdigest()
+        return [digest] if found is not None and digest in self.record["files"].get(path, "").split() else []
 
     def check(self, path, found):
         """Refuse to replace what is at a path, with these digests, unless it is of an earlier push, or a program's."""
-        if os.path.lexists(path) and not self.order["is_program"] and not self.is_ours(path, found):
+        if os.path.lexists(path) and not self.order["is_program"] and not self.known(path, found):
             raise ValueError(f"{path} is in the way: it is not of an earlier push, or was changed since")
 
     def run(self):
@@ -208,7 +210,7 @@ class Relay:
         return os.path.join(self.state, str(number))
 
     def note(self, files, folders):
-        """Record what is about to be made. ``files``: path → digests of its pieces."""
+        """Record what is about to be made. ``files``: path → `known` of what is there, and of what will be."""
         try:
             lock = open(os.path.join(HOME, ".provision-record.json"), "r+")
         except FileNotFoundError:
@@ -218,10 +220,10 @@ class Relay:
             self.record = {"path": self.path, "piece": self.manifest.piece, "files": {}, "claimed": []}
             with contextlib.suppress(FileNotFoundError):
                 self.record = json.loads(content(self.record_path))
-            for path, digests in files.items():
-                # That of what is there stays, also where pushes are cut off.
-                known = dict.fromkeys([*self.record["files"].get(path, "").split(), hashlib.sha256(digests.encode()).hexdigest()])
-                self.record["files"][path] = " ".join([*known][-MAX_DIGESTS:])
+            for path, newest in files.items():
+                # That of what is there stays, also where many pushes are cut off.
+                known = dict.fromkeys([*newest, *self.record["files"].get(path, "").split()])
+                self.record["files"][path] = " ".join([*known][:MAX_DIGESTS])
             claimed = dict.fromkeys(self.record["claimed"])
             for path in folders:
                 while not os.path.lexists(path) and path not in claimed:
@@ -268,7 +270,8 @@ class Relay:
             found = self.digests_of(path)
             if found != digests:
                 self.check(path, found)
-                self.new[path], found = digests, self.digests_of(self.draft(number)) or ""
+                self.new[path] = [*self.known(path, found), hashlib.sha256(digests.encode()).hexdigest()]
+                found = self.digests_of(self.draft(number)) or ""
             for at in range(0, len(digests), 64):
                 self.mark(piece) if found[at : at + 64] == digests[at : at + 64] else missing.append(piece)
                 piece += 1
@@ -303,7 +306,7 @@ class Relay:
             self.beat()
         if self.order["is_program"]:  # nothing of an earlier run is left
             for path in {*self.record["files"]} - {os.path.join(self.root, file[0]) for file in self.manifest.files}:
-                if self.is_ours(path, self.digests_of(path)):
+                if self.known(path, self.digests_of(path)):
                     os.unlink(path)
 
 

@@ -148,7 +148,8 @@ class Push:
                 runs.append(pool.submit(self._attend, at, lambda: interrupted.is_set() or self._broken is not None))
                 time.sleep(ssh.START_S / ssh.STARTS)
             while wait(runs, _TICK_S).not_done:
-                left, passed = [each for each in self.targets if not each.is_over], time.monotonic() - began
+                left = [each for each, run in zip(self.targets, runs, strict=True) if not each.is_over and not run.done()]
+                passed = time.monotonic() - began
                 for target in self.targets if not left else ():
                     target.wanted.put(None)
                 if left and passed > says:

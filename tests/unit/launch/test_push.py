@@ -250,7 +250,7 @@ def test_what_is_the_users_is_never_replaced(hosts: Hosts, data: Path, kind: str
 
 def test_what_is_there_stays_ours_however_many_pushes_are_cut_off(hosts: Hosts, data: Path) -> None:
     hosts.push(data)
-    for seed in (1, 2, 3):
+    for seed in (1, 2):
         (data / "model.bin").write_bytes(random.Random(seed).randbytes(30 * SMALL))
         hosts.push(data, rate=4e5, during=cut_off(hosts, 4))
     assert failures(hosts.push(data)) == {}
@@ -308,7 +308,7 @@ def relay_at(home: Path, monkeypatch: pytest.MonkeyPatch, dest: str = "provision
 def test_a_record_is_written_by_one_at_a_time(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     relays = [relay_at(hosts.home("n1"), monkeypatch) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        for _ in pool.map(lambda at: [relays[at].note({f"/{at}/{number}": ""}, []) for number in range(10)], range(8)):
+        for _ in pool.map(lambda at: [relays[at].note({f"/{at}/{number}": ["1"]}, []) for number in range(10)], range(8)):
             pass
     assert len(json.loads(Path(relays[0].record_path).read_text())["files"]) == 80
 
@@ -333,6 +333,13 @@ def test_a_push_does_not_remove_what_another_has_locked(hosts: Hosts, monkeypatc
         os.close(two.journal)
         waiting.result()
     assert journal.read_text() == three.order["run"]
+
+
+def test_what_is_there_stays_known_among_the_latest(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    relay = relay_at(hosts.home("n1"), monkeypatch)
+    for number in range(20):
+        relay.note({"/f": ["there", str(number)]}, [])
+    assert relay.record["files"]["/f"].split() == ["there", "19", "18", "17", "16", "15", "14", "13"]
 
 
 @pytest.mark.parametrize("dest", ["provision-data", "provision-data/.records/d", "{home}/provision-data/.records", "{home}"])
