@@ -4,7 +4,7 @@
 controller, whose pieces follow there as requested. All is compared with the order's digest, or the manifest, before it counts. It prints lines
 of a mark and JSON: ``want``, pieces of the controller; ``have``, bytes that are here, and ``read``, which grows while files are read;
 ``lost``, from whom no more comes; ``done``, bytes that have come; ``error``. Until its input ends, a folder next to the data has ``manifest``;
-files by their numbers, while one is missing; and ``have``, locked: the run, and a byte for each piece. What was pushed is in
+files by their numbers, while one is missing; and ``have``, locked: the run, and a byte for each piece, and for all. What was pushed is in
 ~/provision-data/.records.
 
 ``give WORD`` is the next host's, over ssh: WORD is the part of the order that says what, in base64 for any shell. It reads numbers of pieces
@@ -126,7 +126,8 @@ class Relay:
         """The controller needs this no more, or is gone."""
         if self.source:
             self.source.kill()
-        if self.is_waste and is_free(self.journal, fcntl.LOCK_EX):  # else another push goes on with it
+        run = self.order["run"].encode()
+        if self.is_waste and is_free(self.journal, fcntl.LOCK_EX) and os.pread(self.journal, len(run), 0) == run:  # else another push uses it
             shutil.rmtree(self.state, ignore_errors=True)
         sys.exit()
 
@@ -202,6 +203,7 @@ class Relay:
                 file.write(data)
             self.mark(piece)
         self.finish()
+        os.pwrite(self.journal, b"+", FIRST - 2)
         self.is_waste = True
         fcntl.flock(self.journal, fcntl.LOCK_UN)
         tell(have=self.have, done=self.came)
@@ -322,8 +324,9 @@ def is_free(file, kind):
 def has(state, run, piece):
     """Whether a process that takes it has it; exits where that of this run never will."""
     with contextlib.suppress(FileNotFoundError), open(os.path.join(state, "have"), "rb") as journal:
-        is_over, is_of_run = is_free(journal, fcntl.LOCK_SH), journal.read(len(run)) == run
-        if (is_of_run or not is_over) and os.pread(journal.fileno(), 1, FIRST + piece) == b"+":
+        is_over, marks, is_of_run = is_free(journal, fcntl.LOCK_SH), journal.fileno(), journal.read(len(run)) == run
+        is_usable = is_of_run or not is_over or os.pread(marks, 1, FIRST - 2) == b"+"
+        if is_usable and os.pread(marks, 1, FIRST + piece) == b"+":
             return True
         if is_of_run and is_over:
             sys.exit("it has ended before it had all")

@@ -13,7 +13,6 @@ import os
 import posixpath
 import queue
 import shlex
-import signal
 import threading
 import time
 import zlib
@@ -157,7 +156,8 @@ class Push:
                     progress.doing(f"{last.host.name}: {size(last.have)} of {size(self._data.bytes)}, {counted(len(left), 'host')} to go")
         if unsure := [each.host.name for each in self.targets if each.came is None]:
             swept = ssh.run_cleanup(self._session, dict.fromkeys(unsure, resources.inline_command("guard.py", self._session.run_id)))
-            unsure = [name for name, answer in swept.items() if answer.code not in (0, 128 + signal.SIGKILL)]
+            # Where hosts are one machine, one guard ends the other, by a signal.
+            unsure = [name for name, answer in swept.items() if answer.code in (None, ssh.UNREACHABLE, *range(1, 128))]
         for each in runs:
             each.result()
         rest = f"; {joined(unsure)} could not be checked" if unsure else ""
