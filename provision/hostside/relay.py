@@ -32,6 +32,7 @@ MARK, HOME = "===PROVISION-ANSWER===", os.path.realpath(os.path.expanduser("~"))
 FIRST = 64  # where in ``have`` the byte of piece 0 is
 POLL_S, TELL_S, MAX_DIGESTS = 0.02, 0.3, 8
 SLICE, ROOM = 1 << 16, 64 << 20  # bytes that are sent at a time; that stay free on the disk
+CIPHERS = ["-c", "aes128-gcm@openssh.com,aes256-gcm@openssh.com,aes128-ctr,aes256-ctr"]  # a third less work for processors that know AES
 MANY = 1 << 12  # pieces that are requested at a time: their numbers fit in a pipe
 
 
@@ -100,6 +101,7 @@ class Relay:
         self.source, self.input = None, 0
         if self.host:
             ssh = ["ssh", "-F", os.path.join(HOME, ".ssh", "provision_config"), "-o", "ServerAliveInterval=5", "--", self.host, give]
+            ssh[1:1] = CIPHERS if b"aes" in content("/proc/cpuinfo").split() else []
             self.source = subprocess.Popen(ssh, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             self.input, said, until = self.source.stdout.fileno(), bytearray(b"\n"), time.monotonic() + self.order["patience"]
             while not said.endswith(f"\n{MARK}\n".encode()) and len(said) < SLICE and time.monotonic() < until:
@@ -325,8 +327,8 @@ def has(state, run, piece):
     """Whether a process that takes it has it; exits where that of this run never will."""
     with contextlib.suppress(FileNotFoundError), open(os.path.join(state, "have"), "rb") as journal:
         is_over, marks, is_of_run = is_free(journal, fcntl.LOCK_SH), journal.fileno(), journal.read(len(run)) == run
-        is_usable = is_of_run or not is_over or os.pread(marks, 1, FIRST - 2) == b"+"
-        if is_usable and os.pread(marks, 1, FIRST + piece) == b"+":
+        is_verified = is_of_run or not is_over or os.pread(marks, 1, FIRST - 2) == b"+"
+        if is_verified and os.pread(marks, 1, FIRST + piece) == b"+":
             return True
         if is_of_run and is_over:
             sys.exit("it has ended before it had all")

@@ -196,15 +196,15 @@ class Push:
                 self._fail(target, f"nothing has come for {longest:g} s")
             return stops() or target.is_cut_off
 
+        command = self._command(target.host, "take")
         for is_last in (False, True):
             target.grew, target.wanted = time.monotonic(), (wanted := _Wanted())
-            began, command = target.grew, self._command(target.host, "take")
             try:
                 code = ssh.stream(self._session, target.host.name, command, partial(feed, wanted=wanted), take, is_enough)
             except OSError as error:  # no ssh or sshpass here, or too many files are open
                 code, said = ssh.UNREACHABLE, str(error)
             wanted.put(None)
-            is_lost = code == ssh.UNREACHABLE and not target.sign and time.monotonic() - began < ssh.CONNECT_S
+            is_lost = code == ssh.UNREACHABLE and not target.sign and time.monotonic() - target.grew < ssh.CONNECT_S
             if is_last or not is_lost or is_enough():  # one lost connection does not end it
                 break
         if not target.is_over and not stops():
@@ -266,7 +266,6 @@ def program(session: Session, archive: Archive, names: Sequence[str]) -> Archive
     files = [(path, f"{name}/{place}") for path, place in archive.members if not path.is_symlink()]
     made = Push(session, Data(Path(), name, files), archive.folder, program_on=names)
     made.run()
-    for each in made.targets:
-        if each.failed:
-            raise ProvisionError(each.failed, where=f"{each.host.name}, copying the program")
+    if failed := [each for each in made.targets if each.failed]:
+        raise ProvisionError(failed[0].failed, where=f"{failed[0].host.name}, copying the program")
     return archive._replace(members=rest)
