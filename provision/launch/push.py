@@ -160,11 +160,11 @@ class Push:
             unsure = [name for name, answer in swept.items() if answer.code in (None, ssh.UNREACHABLE, *range(1, 128))]
         for each in runs:
             each.result()
-        rest = f"; {joined(unsure)} could not be checked" if unsure else ""
         if interrupted.is_set():
+            rest = f"; {joined(unsure)} could not be checked" if unsure else ""
             raise Interrupted(f"interrupted; nothing of it is left running{rest}", hint="the same command goes on where it stopped")
-        if rest:
-            progress.line(f"of hosts that failed nothing is left running{rest}", "yellow")
+        if unsure:
+            progress.line(f"{joined(unsure)} could not be checked for what is left running", "yellow")
         if self._broken is not None:
             raise self._broken
 
