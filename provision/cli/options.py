@@ -221,9 +221,7 @@ def plan_options(*more: str) -> Callable[..., Options]:
 def smoke_options() -> Callable[..., SmokeOptions]:
     """For `with_options`: the options of the training job."""
 
-    def made(**values: Any) -> SmokeOptions:
-        return SmokeOptions(**values)
-
+    made = functools.partial(SmokeOptions)
     made.__signature__ = _signature(SmokeOptions, ("np", "oversubscribe", "epochs", "data"))  # type: ignore[attr-defined]
     return made
 
