@@ -67,8 +67,6 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(x), dim=1)
 
 
-
-
 def load(folder, part):
     """(images uint8 (n, 1, 28, 28), labels int64 (n,)) of part ``train`` or ``t10k``; the controller has checked the IDX files.
 
@@ -97,8 +95,6 @@ def shard(count, epoch, seed, rank, size):
     while len(order) % size:
         order = torch.cat([order, order[: size - len(order) % size]])
     return order[rank::size]
-
-
 
 
 def step(model, optimizer, images, labels):
@@ -199,8 +195,6 @@ def digest(model):
         value.update(name.encode())
         value.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return value.hexdigest()
-
-
 
 
 def synchronize(device):
