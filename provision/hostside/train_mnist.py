@@ -17,6 +17,7 @@ import argparse
 import copy
 import gzip
 import hashlib
+import inspect
 import json
 import os
 import socket
@@ -95,6 +96,13 @@ def shard(count, epoch, seed, rank, size):
     while len(order) % size:
         order = torch.cat([order, order[: size - len(order) % size]])
     return order[rank::size]
+
+
+def leave_compiler_out():
+    """Keep PyTorch's compiler out of SGD, which would import it with its first call: a second of every rank, and nothing is compiled here."""
+    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+        setattr(torch.optim.Optimizer, name, inspect.unwrap(getattr(torch.optim.Optimizer, name)))
+    torch.optim.SGD.step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
 
 
 def step(model, optimizer, images, labels):
@@ -387,6 +395,7 @@ def main(argv=None):
         print("%s: --data-dir: %s" % (socket.gethostname(), error), file=sys.stderr)
         return 2
 
+    leave_compiler_out()
     hvd.init()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(MAX_THREADS, max(1, cores() // hvd.local_size())))

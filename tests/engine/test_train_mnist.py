@@ -102,8 +102,10 @@ def judged(outcome: Outcome, bar: float, np: int = 2) -> list[str]:
 
 
 def test_two_ranks_train_together_and_the_report_says_so(train, digits: dict[str, Any]) -> None:
-    outcome = train("--log-interval=5")
+    at_end = "import atexit; atexit.register(lambda: print('compiler:', 'torch._dynamo' in sys.modules, file=sys.stderr))"
+    outcome = train("--log-interval=5", sabotage=at_end)
     assert outcome.code == 0, outcome.output
+    assert re.findall(r"compiler: (\w+)", outcome.output) == ["False", "False"], "it takes each rank a second to import"
     assert judged(outcome, digits["bar"]) == []
     report = outcome.report
     assert report["dataset"] == "digits (UCI, 1,797 images of 8×8, in place of MNIST)"
