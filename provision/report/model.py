@@ -243,8 +243,8 @@ def _alike(problems: Iterable[Problem]) -> Iterator[tuple[str, Problem]]:
 
     def general(each: Problem) -> Problem:
         own = rf"(?<![\w.-]){re.escape(each.host)}(?![\w-])" if each.host and each.id == "unreachable" else "(?!)"
-        texts = {"what": re.sub(own, "HOST", each.what), "hint": each.hint and re.sub(own, "HOST", each.hint)}
-        return replace(each, id="", host=None, message="", **texts)
+        what, hint = (re.sub(own, "HOST", text or "") for text in (each.what, each.hint))
+        return replace(each, id="", host=None, message="", what=what, hint=hint or None)
 
     for each, alike in grouped((general(each), each) for each in problems).items():
         yield shortened([str(one.host) for one in alike], _MAX_NAMES), each if len(alike) > 1 else alike[0]
