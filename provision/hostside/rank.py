@@ -114,7 +114,7 @@ def main():
     with open(os.path.join(folder, "place.json")) as file:
         place = json.load(file)
     set_variables_of_torch(place, os.environ)
-    os.environ.setdefault("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", os.path.join(folder, "torch-"))  # where stall.py asks what NCCL waits for
+    os.environ.setdefault("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", os.path.join(folder, "torch-%s-" % rank))  # where stall.py asks what NCCL waits for
     if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # the same, as older versions call it; the default is not that of every version
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     of_memory = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")

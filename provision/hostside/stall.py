@@ -17,6 +17,7 @@ import pickle
 import platform
 import re
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -64,7 +65,7 @@ EVENT, HEAD_BYTES, RING, RUNNING, RECENT = struct.Struct("=IiQ32xQB7x72s"), 120,
 KINDS = ("allreduce", "allgather", "broadcast", "barrier", "alltoall", "reducescatter", "join")
 # PyTorch's flight recorder: the pipe that has it written, and where, by its versions. Operations that are of one size on all ranks.
 PIPE, FLIGHTS = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-SAME_SIZES, MAX_MEMORY = re.compile("(all_?reduce|broadcast|reduce)$"), 4 << 30
+SAME_SIZES, MAX_MEMORY, APART_S = re.compile("(all_?reduce|broadcast|reduce)$"), 4 << 30, 2
 TICKS = os.sysconf("SC_CLK_TCK")
 TCP_STATES = {"01": "established", "02": "connecting", "03": "accepting", "04": "closing", "08": "closed by the peer", "0A": "listening"}
 
@@ -224,12 +225,14 @@ def opened_as(is_kind, pid, path, flags):
 
 
 def request_flight(pid, variables, rank):
-    """Have PyTorch write what its flight recorder knows of a rank: a thread of NCCL's process group looks at this pipe each second."""
+    """Have PyTorch write what its flight recorder knows of a rank: a thread of NCCL's process group looks at this pipe each second. Returns
+    whether it is there."""
     try:
         with open(opened_as(stat.S_ISFIFO, pid, "%s%d.pipe" % (variables[PIPE], rank), os.O_WRONLY), "wb") as file:
             file.write(b"1")
+        return True
     except (KeyError, OSError, ValueError):
-        pass  # it has none
+        return False
 
 
 class Plain(pickle.Unpickler):
@@ -240,25 +243,45 @@ class Plain(pickle.Unpickler):
 
 
 def flight(pid, variables, rank, since):
-    """The oldest operation that a rank has not ended, as PyTorch's recorder says: ``all_reduce #4711 of default_pg [1024]``. Empty where it has
-    none that began before ``since`` (seconds since 1970), or was not written after that."""
-    cache, bounds = variables.get("XDG_CACHE_HOME") or variables.get("HOME", "") + "/.cache", resource.getrlimit(resource.RLIMIT_AS)
+    """The oldest collective operation that a rank has not ended, as PyTorch's recorder says: ``all_reduce #4711 of default_pg [1024]``. Empty
+    where it has none that began before ``since`` (seconds since 1970), or was not written after that."""
+    cache = variables.get("XDG_CACHE_HOME") or variables.get("HOME", "") + "/.cache"
     for stem in [variables.get(name) for name in FLIGHTS] + [cache + "/torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_"]:
         try:
             with open(opened_as(stat.S_ISREG, pid, "%s%d" % (stem, rank), os.O_RDONLY), "rb") as file:
                 if os.fstat(file.fileno()).st_mtime < since:
                     continue
-                resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, bounds[1]))  # a few bytes may ask for all there is
                 entries = Plain(io.BytesIO(file.read(MAX_DUMP))).load()["entries"]
-            one = next(each for each in entries if not each["retired"] and each["time_created_ns"] < since * 1e9)
-            name, number = one["profiling_name"].rpartition(":")[2], one["p2p_seq_id" if one["is_p2p"] else "collective_seq_id"]
+            # Parts of what was sent together are never ended themselves; a send's peer says something else.
+            ended = {each["process_group"]: number for number, each in enumerate(entries) if each["retired"]}
+            waits = (each for number, each in enumerate(entries) if number > ended.get(each["process_group"], -1) and not each["is_p2p"])
+            one = next(each for each in waits if each["time_created_ns"] < since * 1e9)
+            name, group = one["profiling_name"].rpartition(":")[2], one["process_group"][1] or one["process_group"][0]
             sizes = " %s" % one["input_sizes"][0] if SAME_SIZES.match(name) else ""
-            return text("%s #%d of %s%s" % (name, number, one["process_group"][1] or one["process_group"][0], sizes))
+            return text("%s #%d of %s%s" % (name, one["collective_seq_id"], group, sizes))
         except Exception:  # noqa: BLE001  it may be anything
             continue
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, bounds)
     return ""
+
+
+def apart(work, *arguments):
+    """The text that ``work`` returns; "" where it takes longer than `APART_S`, or too much memory, as with files of others. In a process of its
+    own, which is not waited for: it may wait for a file system."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        for number, limit in ((resource.RLIMIT_AS, MAX_MEMORY), (resource.RLIMIT_CPU, APART_S), (resource.RLIMIT_CORE, 0)):
+            resource.setrlimit(number, (limit, limit))
+        try:
+            os.write(writing, work(*arguments).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    said = os.read(reading, 1 << 12) if select.select([reading], [], [], APART_S)[0] else b""
+    os.close(reading)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, os.WNOHANG)
+    return said.decode(errors="replace")
 
 
 def connection(pid, inode):
@@ -302,27 +325,28 @@ def on_mount(pid, path):
 
 def full_disks(pid):
     """Local file systems of a process that nothing can be written to for want of space; one of a network might not answer."""
+    lines = [line.partition(" - ") for line in read("/proc/%d/mountinfo" % pid, 1 << 20).decode(errors="replace").splitlines()]
+    mounted = {fields.split()[4]: (kind.split()[0], fields.split()[5].split(",")) for fields, _, kind in lines}  # the last one at a place is seen
     found = []
-    for line in read("/proc/%d/mountinfo" % pid, 1 << 20).decode(errors="replace").splitlines()[:MAX_MOUNTS]:
-        fields, _, kind = line.partition(" - ")
-        place, options = fields.split()[4:6]
-        if kind.split()[0] in LOCAL_KINDS and "rw" in options.split(","):
+    for place, (kind, options) in list(mounted.items())[:MAX_MOUNTS]:
+        above = [other for other in mounted if place == other or place.startswith(other.rstrip("/") + "/")]
+        if "rw" in options and all(mounted[other][0] in LOCAL_KINDS for other in above):
             try:
                 left = os.statvfs("/proc/%d/root%s" % (pid, place))
             except OSError:
                 continue
             if left.f_blocks and not left.f_bavail or left.f_files and not left.f_favail:
-                found.append("%s (%s) is full" % (place, kind.split()[0]))
+                found.append("%s (%s) is full" % (place, kind))
     return found
 
 
 def short_of_memory(pid):
     """Whose processes wait for memory, as the kernel says of control groups (version 2) and of the host."""
-    groups = [("its control group", group + "/memory.pressure") for group in groups_of(pid)]
-    for whose, path in groups + [("its host", "/proc/pressure/memory")]:
-        waits = re.search(rb"full avg10=(\d+)", read(path))
-        if waits and int(waits.group(1)) >= PRESSURE:
-            yield "all processes of %s wait for memory %d %% of the time" % (whose, int(waits.group(1)))
+    groups = [group + "/memory.pressure" for group in groups_of(pid) - {"/sys/fs/cgroup", "/sys/fs/cgroup/"}]
+    for whose, paths in ("its control group", groups), ("its host", ["/proc/pressure/memory"]):
+        waits = max((int(each) for path in paths for each in re.findall(rb"full avg10=(\d+)", read(path))), default=0)
+        if waits >= PRESSURE:
+            yield "all processes of %s wait for memory %d %% of the time" % (whose, waits)
 
 
 def gpu_errors(pid):
@@ -394,7 +418,8 @@ def stacks(spy, pid, until, *ways):
     why = "py-spy is not there for this machine (%s)" % platform.machine()
     for way in ways if spy else ():
         if "--nonblocking" not in way and any(read("/proc/%d/task/%d/stat" % (pid, tid)).rpartition(b")")[2][1:2] == b"D" for tid in threads_of(pid)):
-            continue  # it would be held until a disk answers
+            why = "a thread waits for a disk"  # it would be held until that answers
+            continue
         left = min(SPY_S, until - time.monotonic())
         if left <= 0.2:
             return {}, "there was no time left"
@@ -443,7 +468,7 @@ def examined(pid, parent, before, frames, why, passed):
         thread["waits_in"] = text(read(place + "wchan").strip(b"\0 \n0"))
         threads.append(dict(thread, **call_of(pid, tid)))
     found = {"pid": pid, "parent": parent, "tracer": tracer, "threads": threads, "no_stacks": why}
-    lacks = [text(each) for each in [*full_disks(pid), *short_of_memory(pid), *gpu_errors(pid)]][:4]
+    lacks = [text(each) for each in [*gpu_errors(pid)[:1], *full_disks(pid), *short_of_memory(pid)]][:4]
     return dict(found, operations=recorded(pid)[1], unanswered=unanswered(pid), lacks=lacks)
 
 
@@ -485,8 +510,7 @@ def document(order):
                 file.write(zlib.decompress(base64.b64decode(order["spy"])))
             spy = spy if os.access(spy, os.X_OK) else shutil.which("py-spy")  # a file system for temporary files may run no programs
         asked = time.time()
-        for (rank, _, _, _), members in chosen:
-            request_flight(members[0], processes[members[0]].environ, rank)
+        recorders = {members[0] for known, members in chosen if request_flight(members[0], processes[members[0]].environ, known[0])}
         seen = watched(processes, chosen, spy, until)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -494,8 +518,8 @@ def document(order):
     for (rank, ranks, job, local), members in chosen:
         began = int(booted + processes[members[0]].began / TICKS)
         those = [seen[pid] for pid in members[:MAX_PROCESSES] if pid in seen and seen[pid]["threads"]]  # without one it has ended meanwhile
-        if those and not those[0]["operations"]:
-            those[0]["operations"] = flight(members[0], processes[members[0]].environ, rank, asked)
+        if those and members[0] in recorders and not those[0]["operations"]:
+            those[0]["operations"] = apart(flight, members[0], processes[members[0]].environ, rank, asked)
         found += [{"rank": rank, "ranks": ranks, "job": job, "local": local, "began": began, "processes": those}] if those else []
     missing = [pid for pid in pids if pid not in processes]
     return {"ranks": found, "missing": missing, "refused": [pid for pid in pids if not os.access("/proc/%d/environ" % pid, os.R_OK)]}

@@ -89,7 +89,7 @@ class Data:
         """Read all of it once: what is in ``source``, named as by `program_files.walk`, unless ``members`` say it. Raises UsageError where
         it cannot be read, or there is no file in it."""
         self.left_out, self.bytes = list[str](), 0
-        self._pieces, files = list[tuple[str, int, str]](), list[tuple[str, bool, int, str]]()
+        self._pieces, files = list[tuple[str, int, int, str]](), list[tuple[str, bool, int, str]]()
         try:
             source = source.resolve(strict=True)
             # Files of a snapshot in Hugging Face's cache are links to the folder `blobs` of the model.
@@ -98,9 +98,9 @@ class Data:
                 if path.is_file():
                     with path.open("rb") as file:
                         found = [hashlib.sha256(part).hexdigest() for part in iter(lambda: file.read(PIECE), b"")]
-                        files.append((place, os.access(path, os.X_OK), file.tell(), "".join(found)))
-                    self._pieces += [(str(path), at * PIECE, digest) for at, digest in enumerate(found)]
-                    self.bytes += files[-1][2]
+                        files.append((place, os.access(path, os.X_OK), count := file.tell(), "".join(found)))
+                    self._pieces += [(str(path), at * PIECE, min(PIECE, count - at * PIECE), each) for at, each in enumerate(found)]
+                    self.bytes += count
                 elif path.is_symlink():
                     self.left_out.append(f"not copied: {path} is a link, but not to a file")
         except OSError as error:
@@ -114,11 +114,11 @@ class Data:
         """A piece; -1: the manifest. Raises ProvisionError where it has changed, or cannot be read any more."""
         if piece < 0:
             return self.manifest
-        path, offset, digest = self._pieces[piece]
+        path, offset, count, digest = self._pieces[piece]
         try:
             with open(path, "rb") as file:
                 file.seek(offset)
-                if hashlib.sha256(data := file.read(PIECE)).hexdigest() == digest:
+                if hashlib.sha256(data := file.read(count)).hexdigest() == digest:
                     return data
         except OSError as error:
             raise ProvisionError(f"it cannot be read any more: {error.strerror}", where=path) from error

@@ -242,7 +242,8 @@ def _alike(problems: Iterable[Problem]) -> Iterator[tuple[str, Problem]]:
     """(hosts, problem), once for what is the same on several hosts, which ssh's messages name."""
 
     def general(each: Problem) -> Problem:
-        own = rf"(?<![\w.-]){re.escape(each.host)}(?![\w-])" if each.host and each.id == "unreachable" else "(?!)"
+        name = rf"(?<![\w.-]){re.escape(str(each.host))}(?![\w-])|(?<=connect to host )\S+|(?<=Connection to )\S+"
+        own = name if each.id == "unreachable" else "(?!)"
         what, hint = (re.sub(own, "HOST", text or "") for text in (each.what, each.hint))
         return replace(each, id="", host=None, message="", what=what, hint=hint or None)
 

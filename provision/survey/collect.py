@@ -191,7 +191,7 @@ def connection_problem(host: Host, message: str, catalog: Catalog) -> Problem:
         return problem
     names = {"host": host.name, "address": host.address, "user": host.user or "your user"}
     names["key"] = host.key_file or "that ssh is set up for"
-    last = re.sub(_ANSIBLES, "", message.strip().splitlines()[-1]).replace(host.address, host.name) if message.strip() else ""
+    last = re.sub(_ANSIBLES, "", message.strip().splitlines()[-1]) if message.strip() else ""
     known = (each for each in catalog.connection().messages if re.search(each.match, message))
     what, hint = next(
         ((f"{each.what.format(**names)} ({last})", each.hint.format(**names)) for each in known),

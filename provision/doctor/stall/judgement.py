@@ -83,8 +83,9 @@ def judge(hosts: Mapping[str, Sequence[Rank]]) -> list[Verdict]:
 def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
     places = sorted((place_of(host, rank) for host, rank in found), key=lambda place: (place.rank, place.host))
     known = {place.line: place for place in places if place.kind == "collective" and place.line}
-    for place in places:
-        if place.kind == "busy" and place.is_partial and (same := known.get(place.line)):  # it spins there, too
+    spin = [place for place in places if place.kind == "busy" and place.is_partial and place.line in known]
+    if len(spin) + sum(place.kind in WAITS for place in places) < len(places):  # else one of them may be what keeps the others
+        for place, same in ((place, known[place.line]) for place in spin):
             place.kind, place.doing, place.at, place.moves = same.kind, same.doing, same.at, same.moves
     missing = sorted(set(range(min(max(rank.ranks for _host, rank in found), 4096))) - {place.rank for place in places})
     among_ranks = any(place.kind == "collective" for place in places)
@@ -138,7 +139,7 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         made.steps = [*_known().steps["order"], *_known().steps["same"]]  # the callers may differ where nothing is wrong
     else:
         made.said = f"{_said(waiting)}, and none is elsewhere: another shape on one of them, or the network"
-        may_go_on = re.search("MPI_|Synchronize", waiting[0].doing)  # MPI's ranks and GPUs: where they are cannot be seen
+        may_go_on = re.search("MPI_|(?i:synchronize)", waiting[0].doing)  # MPI's ranks and GPUs: where they are cannot be seen
         made.state, made.steps = "works" if may_go_on else "stalled", [*_known().steps["same"]]
     if made.missing and made.suspects != missing:
         made.said += f"; {_ranks(missing)} cannot be found on these hosts"
@@ -211,7 +212,7 @@ def place_of(host: str, rank: Rank) -> Place:
         )
     place.evidence = place.evidence[:_MAX_EVIDENCE]
     place.evidence += [*main.lacks, *([f"process {main.tracer} traces it"] if main.tracer else [])]
-    place.evidence += [f"no stack: {main.no_stacks}"] if main.no_stacks else []
+    place.evidence += [f"no {'native ' * bool(thread.frames)}stack: {main.no_stacks}"] if main.no_stacks else []
     return place
 
 

@@ -183,6 +183,8 @@ BEGAN = 1796093718.2  # seconds: when that operation did
 HOSTILE = [
     b'cbuiltins\nexec\n(S\'open("harm", "w")\'\ntR.',
     b"\x80\x02]r\xff\xff\xff\x7fs.",  # asks for 16 GiB of memo
+    b"})" + b"2\x86" * 60 + b"K\x01s.",  # to find its place in the mapping takes 2^60 steps
+    b"})" + b"\x85" * 3_000_000 + b"K\x01s.",  # is nested too deeply for C
     pickle.dumps({"entries": [{"retired": False, "time_created_ns": "x"}]}),
     pickle.dumps([]),
     FLIGHT.read_bytes()[:-100],
@@ -207,10 +209,10 @@ def test_what_a_rank_waits_for_is_read_from_pytorchs_recorder(content: bytes, si
         dump.write_bytes(content)
         os.utime(dump, (since - 9, since - 9))
         assert stall.flight(started.pid, variables, 1, since) == ""  # of an earlier stall
-        stall.request_flight(started.pid, variables, 1)
+        assert stall.request_flight(started.pid, variables, 1)
         assert monitor.read() == b"1"
         os.utime(dump, (since + 1, since + 1))
-        assert stall.flight(started.pid, variables, 1, since) == said
+        assert stall.apart(stall.flight, started.pid, variables, 1, since) == said
     assert not list(Path.cwd().glob("harm"))
 
 
@@ -228,7 +230,7 @@ def test_processes_that_wait_for_memory_are_named(tmp_path: Path, monkeypatch: p
         "some avg10=93.00 avg60=1.00 avg300=0.00 total=7\nfull avg10=71.25 avg60=1.00 avg300=0.00 total=5\n"
     )
     monkeypatch.setattr(stall, "groups_of", lambda _pid: {str(tmp_path)})
-    assert next(iter(stall.short_of_memory(1))) == "all processes of its control group wait for memory 71 % of the time"
+    assert next(stall.short_of_memory(1)) == "all processes of its control group wait for memory 71 % of the time"
     (tmp_path / "memory.pressure").write_text("full avg10=0.40 avg60=1.00 avg300=0.00 total=5\n")
     assert not [each for each in stall.short_of_memory(1) if "group" in each]
 
@@ -259,7 +261,7 @@ def test_nothing_is_written_but_into_a_pipe_of_the_ranks_user(kind: str, tmp_pat
     elif kind == "unread":
         os.mkfifo(pipe)
     with process("sleep", "60") as started:
-        stall.request_flight(started.pid, {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "torch-")}, 1)
+        assert not stall.request_flight(started.pid, {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "torch-")}, 1)
     assert not other.read_bytes()
     assert kind != "file" or not pipe.read_bytes()
 
