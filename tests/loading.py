@@ -39,7 +39,8 @@ def load_ansible_module(name: str) -> ModuleType:
 
     root = Path(__file__).parents[1]
     playbooks = root / "playbooks"
-    for helper in (*(playbooks / "module_utils").glob("*.py"), root / "provision/base/uv_support.py", root / "provision/hostside/trust.py"):
+    shared = ("base/uv_support.py", "hostside/trust.py", "hostside/host_lock.py")
+    for helper in (*(playbooks / "module_utils").glob("*.py"), *(root / "provision" / name for name in shared)):
         made = load(f"ansible.module_utils.{helper.stem}", helper)
         sys.modules[f"ansible.module_utils.{helper.stem}"] = made
         setattr(ansible.module_utils, helper.stem, made)

@@ -4,7 +4,7 @@ A run marks what it starts with PROVISION_RUN_ID in the environment; children in
 dead controller left behind.
 
 ``guard.py RUN`` ends every process of that run and prints the names of what it ended, one a line. It never ends itself, its ancestors, or
-a process of another run. Then it removes what is abandoned (abandoned.py).
+a process of another run. Then it removes what is abandoned (abandoned.py). ``guard.py RUN LOCK`` releases that lock of the run at last.
 
 ``guard.py`` alone guards a job on this host, started by job.py on every host of the job. The first line of standard input is JSON:
 ``{"folder": path, "files": {name: text}, "sample": seconds, "shared": …}``. It makes the job's private folder there, and one of the same name
@@ -29,6 +29,7 @@ import time
 
 from .abandoned import PREFIX, SHARED, is_at, remove_abandoned
 from .claims import CLAIM, claims, make_locked
+from .host_lock import release
 from .shares import Shares, content, environment_of, name_of, number_in, started, stat_of, threads_of
 
 GRACE_S = 15.0  # what pip, apt and a build need to clean up, thousands of files on a busy machine
@@ -314,5 +315,7 @@ if __name__ == "__main__":
         for pid, name in sorted(sweep(sys.argv[1], ancestors(), GRACE_S).items()):
             print("%s (pid %d)" % (name, pid))
         remove_abandoned()
+        for path in sys.argv[2:]:
+            release(os.path.expanduser(path), sys.argv[1])
     else:
         sys.exit(guard())

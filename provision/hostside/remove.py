@@ -1,14 +1,15 @@
 """Removal of what provision has installed on one host: what the host's record names, and what killed jobs and modules have left.
 
-It is sent over SSH as a whole (``python3 -c``): one file, standard library only, Python 3.6 and later. It prints one JSON document between
+It is sent over SSH as a whole (``python3 -c``): standard library only, Python 3.6 and later. For each part it prints a JSON document between
 two marker lines:
 
     {"nothing": true or false, "removed": [...], "left": [{"what": ..., "why": ...}], "error": null or a sentence}
 
-Options come as JSON in the environment variable PROVISION_REMOVE_OPTIONS:
-    record     the host's record (see playbooks/module_utils/host_record.py); ~ is the user's home
-    prefix     the folder of the record, whose "contents" are removed as a whole; empty where there is none
+Standard input is JSON: {"lock": {...}, "dry_run": ..., "parts": [[record, prefix], ...]}
+    lock       what host_lock.acquire takes; it is held meanwhile
     dry_run    change nothing; "removed" is then what would be removed
+    record     the host's record (see playbooks/module_utils/host_record.py); ~ is the login user's home
+    prefix     the folder of the record, whose "contents" are removed as a whole; null for the record in the home
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import glob
 import hashlib
 import json
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -23,6 +25,7 @@ import sys
 import tempfile
 
 from .abandoned import remove_abandoned
+from .host_lock import acquire, release
 from .trust import distrust, invalid_name
 
 BEGIN = "===PROVISION-REMOVED-BEGIN==="
@@ -380,22 +383,60 @@ def remove_cache(dry_run):
     return found
 
 
-def main():
-    options = json.loads(os.environ["PROVISION_REMOVE_OPTIONS"])
-    path = os.path.expanduser(options["record"])
+def remove(record, prefix, dry_run):
+    """Remove what a record names, and what is abandoned."""
+    path = os.path.expanduser(record)
     answer = {"nothing": True, "removed": [], "left": [], "error": None}
     if os.path.exists(path):
         removal = None
         try:
-            removal = Removal(path, options.get("prefix"), options["dry_run"])
+            removal = Removal(path, prefix, dry_run)
             removal.run()
         except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             answer["error"] = "%s: %s" % (path, error) if removal is None else str(error)
         if removal is not None:
             answer.update(nothing=False, removed=removal.removed, left=removal.left)
-    abandoned = remove_abandoned(options["dry_run"]) + remove_cache(options["dry_run"])
+    abandoned = remove_abandoned(dry_run) + remove_cache(dry_run)
     answer.update(nothing=answer["nothing"] and not abandoned, removed=answer["removed"] + abandoned)
     sys.stdout.write("\n%s\n%s\n%s\n" % (BEGIN, json.dumps(answer, sort_keys=True), END))
+    sys.stdout.flush()
+
+
+def remove_as(login, *arguments):
+    """The same as the user who logged in, before sudo made us root: in that home nothing is done as root. ``login``: "UID HOME"."""
+    child = os.fork()
+    if child:
+        if os.waitpid(child, 0)[1]:
+            sys.exit("the removal in the home of user %s failed" % login)
+        return
+    code = 1
+    try:
+        uid, _, os.environ["HOME"] = login.partition(" ")
+        user = pwd.getpwuid(int(uid))
+        os.initgroups(user.pw_name, user.pw_gid)
+        os.setgid(user.pw_gid)
+        os.setuid(user.pw_uid)
+        remove(*arguments)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def main():
+    order, login = json.load(sys.stdin), os.environ.get("PROVISION_LOGIN")
+    lock = dict(order["lock"], path=os.path.expanduser(order["lock"]["path"]))
+    try:
+        acquire(**lock)
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        sys.exit(str(error))
+    try:
+        for record, prefix in order["parts"]:
+            if login and not prefix:
+                remove_as(login, record, prefix, order["dry_run"])
+            else:
+                remove(record, prefix, order["dry_run"])
+    finally:
+        release(lock["path"], lock["run"])
 
 
 if __name__ == "__main__":

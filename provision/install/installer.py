@@ -100,7 +100,7 @@ def copy_modules(folder: Path, *more: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for part in ("library", "module_utils", *more):
         shutil.copytree(origin / part, folder / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for helper in (aptsources.__file__, uv_support.__file__, resources.hostside("trust.py")):
+    for helper in (aptsources.__file__, uv_support.__file__, resources.hostside("trust.py"), resources.hostside("host_lock.py")):
         shutil.copy(helper, folder / "module_utils")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -14,9 +12,10 @@ from provision.base.documents import Document
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.inventory import Host
-from provision.remote.ansible import Event, Play
+from provision.remote import ssh
+from provision.remote.ansible import TASK_S
 from provision.remote.session import Session
-from provision.survey import END, Facts, collect, parse_answer, why_no_root
+from provision.survey import Facts, collect, parse_answer, why_no_root
 from provision.survey.collect import Survey
 
 BEGIN = "===PROVISION-REMOVED-BEGIN==="  # as hostside/remove.py writes it
@@ -55,35 +54,31 @@ class _Answer(BaseModel):
 
 def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemoval]:
     """Remove what the hosts' records name; with ``dry_run`` only report it. A host that fails does not stop the others."""
-    hosts = [host for host in session.inventory.hosts if host.name in survey.hosts]
-    answers: dict[str, list[str]] = {}
-    failures: dict[str, Event] = {}
-
-    def note(event: Event) -> None:
-        if event.kind in ("failed", "unreachable"):
-            failures.setdefault(event.host, event)
-        elif (output := event.result.get("stdout")) is not None:  # of our script: no other task of this playbook has any
-            answers.setdefault(event.host, []).append(str(output))
-
-    extra = {
-        "provision_prefixes": {host.name: collect.prefix_of(host, survey.hosts[host.name]) for host in hosts},
-        **session.of_locks,
-        "provision_remove_system": _command({"record": "@prefix@/record.json", "prefix": "@prefix@", "dry_run": dry_run}),
-        "provision_remove_home": _command({"record": HOME_RECORD, "prefix": None, "dry_run": dry_run}),
-    }
-    play = Play(resources.folder("playbooks") / "remove.yml", [host.name for host in hosts], extra)
-    session.play(play, "Remove (dry run)" if dry_run else "Remove", on_event=note)
+    hosts = {host.name: host for host in session.inventory.hosts if host.name in survey.hosts}
+    lock = {"run": session.run_id, "owner": session.owner, "dead": session.dead_runs(), "guard": resources.inline_command("guard.py")}
+    scripts: dict[str, str] = {}
+    stdin: dict[str, ssh.Feed] = {}
+    for name, host in hosts.items():
+        prefix = collect.prefix_of(host, survey.hosts[name])
+        parts = [(f"{prefix}/record.json", prefix), (HOME_RECORD, None)]
+        order = {"lock": {**lock, "path": session.lock_on(name)}, "dry_run": dry_run, "parts": parts}
+        scripts[name], stdin[name] = session.script_on(name, "remove.py", order=order)
+    title = "Remove (dry run)" if dry_run else "Remove"
+    session.progress.stage(title, list(hosts))
+    answers = ssh.run(session, scripts, stdin=stdin, timeout=TASK_S, task=title)
+    session.progress.close()
+    session.timeline.save()
     found = [
-        _host(session, host.name, answers.get(host.name, []), failures.get(host.name), dry_run)
-        if host in hosts
+        _host(session, host.name, answers[host.name], dry_run)
+        if host.name in hosts
         else HostRemoval(host.name, "unreachable", problem=next(each for each in survey.problems if each.host == host.name))
         for host in session.inventory.hosts
     ]
     for one in found:
-        if one.host in survey.hosts:
-            add_other_prefixes(one, session.inventory.host(one.host), survey.hosts[one.host], dry_run=dry_run)
-    if failures and not dry_run:
-        session.release([host.name for host in hosts])
+        if one.host in hosts:
+            add_other_prefixes(one, hosts[one.host], survey.hosts[one.host], dry_run=dry_run)
+    if cut_off := [name for name, answer in answers.items() if answer.code in (None, ssh.UNREACHABLE)]:
+        session.release(cut_off)
     session.write("removal.json", as_dict(found))
     return found
 
@@ -94,26 +89,26 @@ def as_dict(removals: list[HostRemoval]) -> Document:
     return {"schema": 1, "ok": not any(one.bad for one in removals), "hosts": hosts}
 
 
-def _host(session: Session, name: str, answers: list[str], refusal: Event | None, dry_run: bool) -> HostRemoval:
+def _host(session: Session, name: str, answer: ssh.Answer, dry_run: bool) -> HostRemoval:
     found = HostRemoval(name)
-    if refusal is not None and refusal.kind == "unreachable":
-        found.state, found.problem = "unreachable", collect.connection_problem(session.inventory.host(name), refusal.text, session.catalog)
-    elif refusal is not None:
-        found.fail(refusal.text)
-    for answer in answers:
+    if answer.code == ssh.UNREACHABLE:
+        message = answer.err or answer.error
+        found.state, found.problem = "unreachable", collect.connection_problem(session.inventory.host(name), message, session.catalog)
+    elif answer.code != 0:
+        found.fail(answer.error)
+    said, *parts = answer.out.split(BEGIN)
+    for part in [*[said] * (0 if found.bad else 2 - len(parts)), *(BEGIN + part for part in parts)]:
         try:
-            answered = parse_answer(_Answer, answer, BEGIN, "the removal")
+            answered = parse_answer(_Answer, part, BEGIN, "the removal")
         except ProvisionError as error:
             found.fail(error.what, error.hint)
             continue
-        found.removed += [one for one in answered.removed if one not in found.removed]  # both scripts look for what is abandoned
+        found.removed += [one for one in answered.removed if one not in found.removed]  # both parts look for what is abandoned
         found.left += answered.left
         if answered.error:
             found.fail(answered.error, "fix it, then run the same command again: it goes on where it stopped")
         elif not answered.nothing and found.state == "nothing to do":
             found.state = "would remove" if dry_run else "removed"
-    if not answers and refusal is None:
-        found.fail("Ansible reported nothing about this host")
     return found
 
 
@@ -135,14 +130,3 @@ def add_other_prefixes(removal: HostRemoval, host: Host, found: Facts, *, dry_ru
         else:
             why = f"it is another installation; to remove it, name it in the inventory: provision_prefix={prefix}"
             removal.left.append({"what": prefix, "why": why})
-
-
-def _command(options: Document) -> str:
-    """A shell command that runs remove.py. In it the playbook replaces ``@python@``, the interpreter, and ``@prefix@`` for each host: by
-    texts without a single quote, as the whole command is quoted for /bin/sh, under any login shell."""
-    # Where Python is missing, nothing of ours can have run.
-    absent = f"{BEGIN}\n{json.dumps({'nothing': True, 'removed': [], 'left': [], 'error': None})}\n{END}\n"
-    inline = resources.inline_command("remove.py", interpreter='"$python"')
-    settings = f"PYTHONUTF8=1 PROVISION_REMOVE_OPTIONS={shlex.quote(json.dumps(options))}"
-    command = f"python=$(command -v @python@) || {{ printf %s {shlex.quote(absent)}; exit 0; }}; {settings} {inline}"
-    return f"/bin/sh -c {shlex.quote(command)}"

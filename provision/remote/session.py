@@ -7,16 +7,17 @@ import json
 import os
 import re
 import secrets
+import shlex
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import IO, Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, Field
 
@@ -25,7 +26,7 @@ from provision.base.errors import Interrupted, ProvisionError, as_provision_erro
 from provision.base.process_locks import acquired
 from provision.catalog import Catalog, overlay
 from provision.inventory import Inventory, last_run
-from provision.remote import ansible, timeline
+from provision.remote import ansible, ssh, timeline
 from provision.remote.ansible import Event, Outcome, Play
 from provision.remote.progress import Progress
 
@@ -154,11 +155,15 @@ class Session:
         """Who runs this, for the message to others who find a host locked."""
         return f"{getpass.getuser()} on {socket.gethostname()} (pid {os.getpid()})"
 
+    def _python(self, name: str) -> str:
+        """The Python that runs on a host."""
+        path = self.interpreters.get(name) or str(self.inventory.host(name).variables.get("ansible_python_interpreter"))
+        return path if path.startswith("/") else "python3"
+
     @property
     def _of_hosts(self) -> dict[str, object]:
         """The variables of every playbook that say how to work on the hosts."""
-        named = {host.name: str(host.variables.get("ansible_python_interpreter")) for host in self.inventory.hosts}
-        known = {name: path if path.startswith("/") else "python3" for name, path in {**named, **self.interpreters}.items()}
+        known = {host.name: self._python(host.name) for host in self.inventory.hosts}
         return {"provision_privileged": sorted(self.privileged), "provision_interpreters": known}
 
     @property
@@ -166,6 +171,19 @@ class Session:
         """The variables of a playbook that acquires the hosts' locks: who we are, and whose locks are taken over once they are swept."""
         dead = {"provision_dead_runs": self.dead_runs(), "provision_guard": resources.inline_command("guard.py")}
         return {"provision_owner": self.owner, **dead}
+
+    def lock_on(self, name: str) -> str:
+        """The path of a host's lock."""
+        return "/run/provision.lock" if name in self.privileged else "~/.provision.lock"
+
+    def script_on(self, name: str, script: str, *arguments: str, order: object = None) -> tuple[str, ssh.Feed]:
+        """(a command that runs a script of ``hostside`` on a host, as root where steps may; its standard input with ``order`` as JSON)"""
+        command = "PYTHONUTF8=1 " + resources.inline_command(script, *arguments, interpreter=shlex.quote(self._python(name)))
+
+        def feed(pipe: IO[bytes]) -> None:
+            pipe.write(json.dumps(order).encode())
+
+        return ssh.as_root(self, name, command, feed) if name in self.privileged else (command, feed)
 
     def dead_runs(self) -> list[str]:
         """The latest runs of this machine that have ended or were killed: their host locks may be taken over."""
@@ -253,16 +271,17 @@ class Session:
             raise ProvisionError(what + (self._sweep() if outcome.hosts else ""), where=title, hint=hint)
         return outcome
 
-    def release(self, hosts: Sequence[str]) -> None:
-        """Release the host locks that the playbook itself did not release; a host that is down keeps its lock."""
-        self._end_on(hosts, "release", self.run_id)
-
-    def _end_on(self, hosts: Sequence[str], step: str, run_id: str, **first: str) -> Outcome:
-        """Release the hosts' locks, once what is named has been done."""
+    def release(self, hosts: Iterable[str]) -> list[str]:
+        """End what is left of the run on hosts and release their locks; returns those of which that is not known: a host that is down keeps
+        its lock."""
         self.locks_left = True
-        variables = {"provision_swept_run": self.run_id, **first, **self._of_hosts}
-        sweep = Play(resources.folder("playbooks") / "sweep.yml", hosts, variables, task_s=ansible.ANSWER_S)
-        return ansible.run(sweep, self.ansible_inventory, workdir=self.folder / step, run_id=run_id, passwords=self.passwords)
+        # By another id than the run's: on one machine with two names each would end the other.
+        sweeper = ssh.Visitor(self.inventory, self.passwords, f"sweep-of-{self.run_id}")
+        sweeps = {name: self.script_on(name, "guard.py", self.run_id, self.lock_on(name)) for name in hosts}
+        scripts, stdin = {name: script for name, (script, _) in sweeps.items()}, {name: feed for name, (_, feed) in sweeps.items()}
+        with signals.as_event() as interrupted:
+            answers = ssh.look(sweeper, scripts, interrupted, dict.fromkeys(sweeps, ansible.ANSWER_S), stdin=stdin)
+        return sorted(name for name, answer in answers.items() if answer.code != 0)
 
     def abort(self) -> None:
         """End every process of the run, here and on the hosts, and raise Interrupted."""
@@ -273,12 +292,7 @@ class Session:
     def _sweep(self) -> str:
         """End every process of the run, here and on the hosts, and release their locks; names the hosts of which that is not known."""
         _sweep_here(self.run_id)
-        names = [host.name for host in self.inventory.hosts]
-        command = resources.inline_command("guard.py", self.run_id, interpreter="@python@")
-        swept = self._end_on(names, "sweep", f"sweep-of-{self.run_id}", provision_sweep_command=command)
-        _sweep_here(f"sweep-of-{self.run_id}")
-        clean = {name for name, result in swept.hosts.items() if result.ok and result.failure is None}
-        unknown = sorted(set(names) - clean)
+        unknown = self.release(host.name for host in self.inventory.hosts)
         return f"; {', '.join(unknown)} could not be checked (unreachable, or interrupted again)" if unknown else ""
 
     def _how_to_go_on(self) -> str | None:

@@ -20,12 +20,14 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import IO, Protocol, cast
+from typing import IO, TYPE_CHECKING, Protocol, cast
 
 from provision.base import signals
 from provision.inventory import ENCRYPTED, Host, Inventory
 from provision.remote.ansible import Event, Kind
-from provision.remote.session import Session
+
+if TYPE_CHECKING:
+    from provision.remote.session import Session
 
 TIMEOUT_S = 60.0
 #: A script prints this line before its answer: a login shell may print something first.
@@ -144,12 +146,13 @@ def look(
     return _run(visitor, scripts, stdin, timeouts, stopped, answered)
 
 
-def as_root(session: Session, name: str, script: str, feed: Feed) -> tuple[str, Feed]:
-    """(a script that runs ``script`` as root, by sudo where the login is another user; its input: that of ``script``, behind a password)"""
+def as_root(session: Caller, name: str, script: str, feed: Feed) -> tuple[str, Feed]:
+    """(a script that runs ``script`` as root, by sudo where the login is another user, which ``PROVISION_LOGIN`` then names: "UID HOME";
+    its input: that of ``script``, behind a password)"""
     password = secret(session.inventory.host(name).sudo_password, session.passwords.get("become"))
     # sudo asks for none where it does not need to, and a process that it starts does not have our environment.
     inner = shlex.quote(f'while read -r line && [ "$line" != "{_MARK}" ]; do :; done; {script}')
-    sudo = f"sudo {'-S' if password else '-n'} -p '' env PROVISION_RUN_ID=\"$PROVISION_RUN_ID\""
+    sudo = f'sudo {"-S" if password else "-n"} -p \'\' env PROVISION_RUN_ID="$PROVISION_RUN_ID" PROVISION_LOGIN="$(id -u) $HOME"'
 
     def whole(pipe: IO[bytes]) -> None:
         pipe.write(f"{password or ''}\n{_MARK}\n".encode())

@@ -48,3 +48,9 @@ def write_record(tmp_path: Path, record: dict[str, Any]) -> Path:
     empty = {"schema": 1, "files": {}, "claimed": [], "packages": {"added": [], "before": None}, "held": [], "removed": []}
     path.write_text(json.dumps({**empty, **record}))
     return path
+
+
+def removal_order(lock: Path, record: str, prefix: str | None = None, *, dry_run: bool = False) -> str:
+    """What hostside/remove.py reads, for a removal by one record."""
+    held = {"path": str(lock), "run": "unit", "owner": "a test", "dead": [], "guard": ""}
+    return json.dumps({"lock": held, "dry_run": dry_run, "parts": [[record, prefix]]})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import json
+import io
 import os
 import re
 import shutil
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from documents import write_record
+from documents import removal_order, write_record
 from loading import load_ansible_module, load_script
 
 from provision.survey import parse_output
@@ -78,8 +78,8 @@ def test_what_killed_jobs_have_left_is_removed_where_nothing_is_installed(
     try:
         for dry_run in (True, False, False):
             was_there = left.exists()
-            options = {"record": str(tmp_path / "record.json"), "prefix": None, "dry_run": dry_run}
-            monkeypatch.setenv("PROVISION_REMOVE_OPTIONS", json.dumps(options))
+            order = removal_order(tmp_path / "lock", str(tmp_path / "record.json"), dry_run=dry_run)
+            monkeypatch.setattr("sys.stdin", io.StringIO(order))
             remover.main()
             answer = parse_output(capsys.readouterr().out, remover.BEGIN, "the removal")
             assert (answer["nothing"], answer["removed"]) == (not was_there, [str(left)] * was_there)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import io
 import os
 import pwd
 import stat
@@ -12,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from documents import write_record
+from documents import removal_order, write_record
 from invented_hosts import stated
 from loading import load_ansible_module, load_script, run_ansible_module
 from survey_module import machine, survey
@@ -174,8 +175,8 @@ def test_nothing_is_removed_by_a_record_that_another_user_could_have_written(
     (tmp_path / "canary").touch()
     path = write_record(tmp_path / "prefix", {"contents": ["venv"], "claimed": [str(tmp_path / "canary")]})
     pretend(tmp_path / "prefix", uid=MALLORY)
-    options = f'{{"record": "{path}", "prefix": "{path.parent}", "dry_run": {str(dry_run).lower()}}}'
-    monkeypatch.setenv("PROVISION_REMOVE_OPTIONS", options)
+    order = removal_order(tmp_path / "lock", str(path), str(path.parent), dry_run=dry_run)
+    monkeypatch.setattr("sys.stdin", io.StringIO(order))
     monkeypatch.setattr(remover, "remove_abandoned", lambda _dry_run: [])
     remover.main()
     answer = parse_output(capsys.readouterr().out, remover.BEGIN, "the removal")

@@ -13,6 +13,7 @@ from provision.base.problems import Problem
 from provision.install import removal
 from provision.install.removal import HostRemoval, add_other_prefixes
 from provision.inventory import Host
+from provision.remote import ssh
 from provision.survey import END, Facts
 
 PREFIX = "/opt/provision"
@@ -73,5 +74,6 @@ def test_nothing_elsewhere_is_nothing_to_say() -> None:
 
 @pytest.mark.parametrize("answer", [{"nothing": False}, {"nothing": False, "removed": ["x"], "left": 3, "error": None}])
 def test_an_invalid_answer_fails_its_host(answer: Any) -> None:
-    found = removal._host(cast(Any, None), "node1", [f"{removal.BEGIN}\n{json.dumps(answer)}\n{END}\n"], None, dry_run=False)
+    said = ssh.Answer(0, f"{removal.BEGIN}\n{json.dumps(answer)}\n{END}\n", "")
+    found = removal._host(cast(Any, None), "node1", said, dry_run=False)
     assert (found.state, str(found.problem)) == ("failed", "remove: the removal gave an invalid answer")

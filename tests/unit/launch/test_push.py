@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from documents import removal_order
 from loading import load_script
 from push_hosts import Hosts
 
@@ -542,10 +543,16 @@ def removed(home: Path, dry_run: bool = False) -> dict[str, Any]:
     """What `provision remove` does there, with a record as the toolkit has it."""
     record = {"schema": 1, "files": {}, "claimed": [], "packages": {"added": [], "before": None}, "held": [], "removed": []}
     (home / ".provision-record.json").write_text(json.dumps(record))
+<<<<<<< HEAD
     command = removal._command({"record": "~/.provision-record.json", "prefix": None, "dry_run": dry_run})
     environment = {**os.environ, "HOME": str(home)}
     command = command.replace("@python@", sys.executable)
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True, env=environment)
+=======
+    order = removal_order(home.with_name("lock"), "~/.provision-record.json", dry_run=dry_run)
+    command = [sys.executable, "-c", resources.script("remove.py")]
+    done = subprocess.run(command, input=order, capture_output=True, text=True, check=True, env={**os.environ, "HOME": str(home)})
+>>>>>>> d125917d (remove: run over ssh, one connection per host, without a playbook)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[2])
     return answer
 

@@ -37,7 +37,7 @@ def play(
     book = tmp_path / "book"
     if not book.exists():
         shutil.copytree(resources.folder("playbooks"), book)
-        shutil.copy(uv_support.__file__, book / "module_utils")
+        installer.copy_modules(book)
     path = book / f"{name}.yml"
     variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     path.write_text(json.dumps([{"name": "Test", "hosts": "all", "gather_facts": False, "vars": variables, "tasks": tasks}]))

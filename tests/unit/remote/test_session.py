@@ -14,12 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from documents import write_record
+from invented_hosts import stated
 from loading import run_ansible_module
 
 from provision import inventory
 from provision.base import resources
 from provision.base.errors import Interrupted, ProvisionError
 from provision.commands.remove import remove_installations
+from provision.install import removal
 from provision.remote.ansible import Event, Play
 from provision.remote.progress import Progress
 from provision.remote.session import Session, new_run_id
@@ -193,24 +196,48 @@ def test_the_lock_of_an_ended_run_is_taken_once_its_tasks_have_ended(tmp_path: P
     assert session.run_id not in Session(inventory.load("localhost"), Progress()).dead_runs(), "it goes on"
 
 
-@pytest.mark.parametrize("swept", [False, True])
-def test_a_broken_python_on_the_path_does_not_stop_the_cleanup(swept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pyenv's shims are, which exist for each version that any environment has."""
+@pytest.mark.parametrize("is_down", [False, True])
+def test_a_released_host_has_neither_lock_nor_process_of_the_run(is_down: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "shims").mkdir()
-    for name in ("python3", *(f"python3.{minor}" for minor in range(8, 16))):
-        (tmp_path / "shims" / name).write_text("#!/bin/sh\necho 'pyenv: python3: command not found' >&2; exit 127\n")
-        (tmp_path / "shims" / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/shims:{os.environ['PATH']}")
-    (tmp_path / "hosts.ini").write_text("node1 ansible_connection=local\n")  # for localhost Ansible takes its own
-    session = Session(inventory.load(str(tmp_path / "hosts.ini")), Progress())
-    session.interpreters = {"node1": sys.executable}
-    command = resources.inline_command("guard.py", "no-run", interpreter="@python@")
-    given = {"provision_swept_run": "no-run", **({"provision_sweep_command": command} if swept else {})}
-    outcome = session.play(Play(resources.folder("playbooks") / "sweep.yml", extra_vars=given), "Test")
-    assert outcome.failed == []
-    assert outcome.hosts["node1"].ok
+    session = Session(inventory.load("localhost"), Progress())
+    session.interpreters = {"localhost": "/bin/false" if is_down else sys.executable}
+    lock, locks = tmp_path / ".provision.lock", [session.run_id, "another"]
+    left = subprocess.Popen(["sleep", "600"], env={**os.environ, "PROVISION_RUN_ID": session.run_id})
+    try:
+        for run in locks:
+            lock.write_text(json.dumps({"run": run, "owner": "us", "since": "an hour"}))
+            assert session.release(["localhost"]) == ["localhost"] * is_down
+            assert lock.exists() == (is_down or run == "another")
+        assert (left.poll() is None) == is_down
+        assert session.locks_left
+    finally:
+        left.kill()
+        left.wait()
+
+
+@pytest.mark.parametrize("holder", ["", "ended", "another"])
+def test_a_removal_holds_the_lock_and_leaves_a_host_of_another_run_alone(
+    holder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with Session(inventory.load("localhost"), Progress(), locks_hosts=True) as ended:
+        pass
+    session, lock = Session(inventory.load("localhost"), Progress()), tmp_path / ".provision.lock"
+    if holder:
+        run = ended.run_id if holder == "ended" else "20260101-120000-abcdef0"
+        lock.write_text(json.dumps({"run": run, "owner": "ann on laptop", "since": "noon"}))
+    claimed = tmp_path / "claimed"
+    claimed.touch()
+    write_record(tmp_path, {"claimed": [str(claimed)]}).rename(tmp_path / ".provision-record.json")
+    facts = stated({"user": {"name": "ann", "sudo": "unwanted", "can_become": False, "home": str(tmp_path)}})
+    (found,) = removal.remove(session, Survey(hosts={"localhost": facts}), dry_run=False)
+    assert (found.state, lock.exists(), claimed.exists()) == (("failed", True, True) if holder == "another" else ("removed", False, False))
+    if found.problem:
+        assert found.problem.what.startswith(
+            "locked: ann on laptop has been working on this host since noon (run 20260101-120000-abcdef0)."
+        )
 
 
 def test_every_play_that_runs_modules_names_the_python_of_the_survey() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from invented_hosts import stated
@@ -15,9 +13,8 @@ from provision import inventory
 from provision.catalog import OURS
 from provision.doctor.checks import examine
 from provision.install import removal
-from provision.inventory import Host, Inventory
+from provision.inventory import Host
 from provision.remote import progress, ssh
-from provision.remote.ansible import Event
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.survey import END, collect
@@ -25,19 +22,6 @@ from provision.survey.collect import Survey
 
 NOTHING = '{"nothing": true, "removed": [], "left": [], "error": null}'
 MENU = "welcome\nthis login is for backups: No space left on device"
-
-
-def session_in_which(*answers: str) -> Session:
-    """One in whose playbooks the host ``a`` prints this, a task each."""
-
-    def play(*_: Any, on_event: Any, **__: Any) -> None:
-        for number, said in enumerate(answers):
-            on_event(Event("ok", "a", "", f"task {number}", {"stdout": said}))
-
-    ignore = SimpleNamespace(event=lambda _: None)
-    inventory = Inventory("a", None, "a,", [Host("a", "a")])
-    made = SimpleNamespace(passwords={}, catalog=OURS, inventory=inventory, play=play, progress=ignore, write=lambda *_: None, of_locks={})
-    return cast(Session, made)
 
 
 def test_the_survey_quotes_the_host_and_the_doctor_explains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,9 +33,12 @@ def test_the_survey_quotes_the_host_and_the_doctor_explains_it(tmp_path: Path, m
     assert [each.id for each in examine({}, found.problems, catalog=OURS)] == ["disk-full"]
 
 
-def test_a_removal_that_ran_half_has_failed() -> None:
+def test_a_removal_that_ran_half_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
     half = f"{removal.BEGIN}\n{NOTHING}\n{END}\n"
-    found = removal.remove(session_in_which(MENU, half), Survey(hosts={"a": stated({})}), dry_run=False)
+    monkeypatch.setattr(ssh, "login", lambda *_: (["printf", "%s", f"{MENU}\n{half}"], {}))
+    with Session(inventory.load("a,"), Progress()) as session:
+        found = removal.remove(session, Survey(hosts={"a": stated({})}), dry_run=False)
     assert [(one.state, one.problem and one.problem.what) for one in found] == [
         ("failed", f"the removal did not run; the host said: {MENU.splitlines()[-1]}")
     ]
