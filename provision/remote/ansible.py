@@ -39,14 +39,12 @@ class Play:
         path: the file; roles and modules are looked for next to it.
         hosts: their names; None means all.
         extra_vars: data, never templates (see `ansible_vars`).
-        task_s: seconds after which a task is given up on a host.
     """
 
     path: Path
     hosts: Sequence[str] | None = None
     extra_vars: Mapping[str, object] = field(default_factory=dict)
     check: bool = False
-    task_s: int = TASK_S
 
 
 @dataclass(frozen=True)
@@ -249,7 +247,7 @@ def run(
             limit=",".join(play.hosts) if play.hosts is not None else None,
             cmdline=" ".join(flags),
             passwords=prompts,
-            envvars={**_environment(play.path.parent, workdir, run_id), "ANSIBLE_TASK_TIMEOUT": str(play.task_s)},
+            envvars={**_environment(play.path.parent, workdir, run_id), "ANSIBLE_TASK_TIMEOUT": str(TASK_S)},
             settings={"pexpect_timeout": _POLL_S, "suppress_ansible_output": True},
             suppress_env_files=True,
             quiet=True,

@@ -53,7 +53,7 @@ def _answer_of(tmp_path: Path, command: str, connection: str) -> tuple[Outcome, 
     ssh.chmod(0o755)
     variables = {"ansible_connection": connection, "ansible_ssh_executable": str(ssh)}
     raw = "{{ " + json.dumps(command) + " if inventory_hostname == 'a' else 'echo fine' }}"
-    return play(tmp_path, [{"name": "Ask", "ansible.builtin.raw": raw, "vars": variables}], hosts="a,b,", task_s=120)
+    return play(tmp_path, [{"name": "Ask", "ansible.builtin.raw": raw, "vars": variables}], hosts="a,b,")
 
 
 @pytest.mark.parametrize("connection", ["local", "ssh"])
