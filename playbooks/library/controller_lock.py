@@ -51,7 +51,7 @@ def main():
             host_lock.acquire(path, run, owner, dead, guard, dry_run=module.check_mode)
         elif not module.check_mode:
             host_lock.release(path, run)
-    except RuntimeError as error:
+    except (OSError, RuntimeError, host_lock.subprocess.CalledProcessError) as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=False)
 

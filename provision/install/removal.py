@@ -77,8 +77,8 @@ def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemov
     for one in found:
         if one.host in hosts:
             add_other_prefixes(one, hosts[one.host], survey.hosts[one.host], dry_run=dry_run)
-    if cut_off := [name for name, answer in answers.items() if answer.code in (None, ssh.UNREACHABLE)]:
-        session.release(cut_off)
+    if unsure := [name for name, answer in answers.items() if answer.code != 0]:
+        session.release(unsure)
     session.write("removal.json", as_dict(found))
     return found
 

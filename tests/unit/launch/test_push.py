@@ -28,7 +28,6 @@ from push_hosts import Hosts
 
 from provision.base import resources
 from provision.base.errors import ProvisionError, UsageError
-from provision.install import removal
 from provision.launch import program_files
 from provision.launch import push as module
 from provision.launch.push import Data, Push
@@ -543,16 +542,10 @@ def removed(home: Path, dry_run: bool = False) -> dict[str, Any]:
     """What `provision remove` does there, with a record as the toolkit has it."""
     record = {"schema": 1, "files": {}, "claimed": [], "packages": {"added": [], "before": None}, "held": [], "removed": []}
     (home / ".provision-record.json").write_text(json.dumps(record))
-<<<<<<< HEAD
-    command = removal._command({"record": "~/.provision-record.json", "prefix": None, "dry_run": dry_run})
-    environment = {**os.environ, "HOME": str(home)}
-    command = command.replace("@python@", sys.executable)
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True, env=environment)
-=======
     order = removal_order(home.with_name("lock"), "~/.provision-record.json", dry_run=dry_run)
+    environment = {**os.environ, "HOME": str(home), "PYTHONUTF8": "1"}
     command = [sys.executable, "-c", resources.script("remove.py")]
-    done = subprocess.run(command, input=order, capture_output=True, text=True, check=True, env={**os.environ, "HOME": str(home)})
->>>>>>> d125917d (remove: run over ssh, one connection per host, without a playbook)
+    done = subprocess.run(command, input=order, capture_output=True, text=True, check=True, env=environment)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[2])
     return answer
 
