@@ -15,11 +15,11 @@ from provision import __version__
 from provision.base import aptsources, resources, uv_support
 from provision.base.engine_source import pack_horovod_names
 from provision.base.problems import Problem
-from provision.install import artifacts, builds, engine_builds, from_source, ssh_mesh
+from provision.install import artifacts, builds, engine_builds, from_source, on_host, ssh_mesh
 from provision.install.rollout import Rollout, build_packages
 from provision.plan.lock import Files
 from provision.plan.model import HOROVOD_NAMES, HostPlan, Plan
-from provision.remote import ansible_vars
+from provision.remote import ansible, ansible_vars
 from provision.remote.ansible import Event, Outcome, Play, headline
 from provision.remote.session import Session
 from provision.survey import Facts
@@ -130,6 +130,11 @@ def install_drivers(session: Session, rollout: Rollout) -> Outcome:
     return outcome
 
 
+def _supplies(folder: Path) -> list[Path]:
+    """The files of a rendered folder that tasks may copy."""
+    return [path for path in (*folder.glob("*.tar.gz"), *(folder / "supplies").rglob("*")) if path.is_file()]
+
+
 def _torch_wheels(plan: Plan, facts: Mapping[str, Facts], folder: Path | None) -> dict[str, str]:
     """Host → the user's wheel of PyTorch that it lacks. Raises ProvisionError where the wheel is not in the folder."""
     lacking = [host for name, host in plan.hosts.items() if host.torch and host.torch.file and not _holds_torch(host, facts.get(name))]
@@ -181,7 +186,7 @@ def install(session: Session, rollout: Rollout, on_complete: Callable[[str, File
     """
     folder, hosts = session.folder / "playbook", list(rollout.plan.hosts)
     playbook, variables, supplies = render(rollout, folder, fetch=not check, say=session.progress.doing)
-    extra = {**variables, **session.of_locks}
+    extra, from_here = {**variables, **session.of_locks}, on_host.why_not(rollout, variables, check=check)
     unlocked: dict[str, list[str]] = {}
     files: dict[str, Files] = {}
     made: dict[str, str] = {}
@@ -202,7 +207,8 @@ def install(session: Session, rollout: Rollout, on_complete: Callable[[str, File
     title = "Install (dry run)" if check else "Install"
     try:
         steps_ = [role.name for role in rollout.roles]
-        outcome = session.play(Play(playbook, hosts, extra, check), title, steps=steps_, on_event=note)
+        run = ansible.run if from_here else on_host.OnHosts(session, on_host.pythons(rollout), _supplies(folder))
+        outcome = session.play(Play(playbook, hosts, extra, check), title, steps=steps_, on_event=note, run=run)
     finally:
         builds.adopt(folder / "supplies")
     if outcome.failed and not check:

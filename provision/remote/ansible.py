@@ -133,7 +133,7 @@ class Outcome:
         return [name for name, result in self.hosts.items() if result.failure is not None]
 
 
-class _Collector:
+class Collector:
     """Turns ansible-runner's events into ours and keeps the counts."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
@@ -191,7 +191,7 @@ def recorded(workdir: Path, host: str) -> Iterator[Event]:
     for _, path in sorted(numbered):
         with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):  # what is not a mapping where one should be
             if path.is_file() and path.stat().st_size <= _LARGEST_EVENT and host.encode() in (content := path.read_bytes()):
-                event = _Collector._translate(json.loads(content))
+                event = Collector._translate(json.loads(content))
                 if event is not None and event.host == host:
                     yield event
 
@@ -236,7 +236,7 @@ def run(
 
     import ansible_runner  # it takes a moment, which commands without hosts save
 
-    collector = _Collector(on_event)
+    collector = Collector(on_event)
     with signals.as_event() as interrupted:
         # init_runner rather than run: the artifacts' folder must be known even when Ansible does not start.
         runner = ansible_runner.interface.init_runner(

@@ -28,11 +28,17 @@ def write(path: Path, variables: Mapping[str, object]) -> None:
     Raises:
         UsageError: a name is a template, or the values are nested too deeply.
     """
-    marked: dict[str, Any] = _marked(variables, {}, 0)
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in marked.items())
+    content = text(variables)
     path.unlink(missing_ok=True)  # an earlier one keeps its mode
     path.touch(mode=0o600)
-    path.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    path.write_text(content, encoding="utf-8")
+
+
+def text(variables: Mapping[str, object]) -> str:
+    """What `write` writes."""
+    marked: dict[str, Any] = _marked(variables, {}, 0)
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in marked.items())
+    return f"{{\n{lines}\n}}\n"
 
 
 def _marked(value: Any, made: dict[int, Any], depth: int) -> Any:

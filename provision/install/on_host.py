@@ -1,0 +1,285 @@
+"""Runs the steps of the rendered playbook on the hosts themselves: each costs this machine one connection, and a line for each event.
+
+A host gets Ansible as it is installed here, the playbook and its own variables (hostside/on_host.py). What it says is data: it becomes the
+same events as those of `remote.ansible`, or the host is given up.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import re
+import shlex
+import shutil
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import distribution
+from pathlib import Path
+from queue import Empty, Full, Queue, SimpleQueue
+from typing import IO, Any
+
+from packaging.specifiers import SpecifierSet
+
+from provision.base import downloads, resources, signals
+from provision.base.text import counted
+from provision.install import ssh_mesh
+from provision.install.rollout import Rollout
+from provision.remote import ansible_vars, ssh
+from provision.remote.ansible import Collector, Event, Outcome, Play
+from provision.remote.session import Session
+
+SILENT_S = 60.0  # a host says that it is alive six times as often
+_MAX_BYTES, _MAX_WORDS = 64 << 20, 2000  # that a host may say in all; letters of a line that is for others, or for people
+_POLL_S, _STARTS_S = 0.5, 3.0  # how soon an interrupt is noticed; within which all are started
+_PACKAGES = ("ansible-core", "jinja2", "markupsafe", "pyyaml", "packaging")
+_LEFT_OUT = re.compile(r"\.\.|ansible_test/|ansible/galaxy/|.*__pycache__/")
+_OF_LOGIN = {f"ansible_{name}" for name in ("become_method", "become_exe", "become_flags", "become_user", "remote_tmp", "shell_executable")}
+_ARGUMENTS = shlex.split(
+    "-i @folder@/hosts.yml -e @@folder@/shared.json -e @@folder@/own.json -e provision_told=@folder@ @folder@/site.yml"
+)
+# The host's own do not count.
+_SETTINGS = """[defaults]
+callback_plugins = @folder@/callback_plugins
+deprecation_warnings = no
+library = @folder@/library
+local_tmp = @folder@/tmp
+nocolor = yes
+retry_files_enabled = no
+roles_path = @folder@/roles
+stdout_callback = on_host
+task_timeout = 14400
+[connection]
+pipelining = yes
+[inventory]
+host_pattern_mismatch = ignore
+"""
+
+
+def pythons(rollout: Rollout) -> dict[str, str]:
+    """The Python of each host that can run Ansible as it is installed here; a host without one is left out."""
+    needed = SpecifierSet(distribution("ansible-core").metadata["Requires-Python"])
+    found: dict[str, str] = {}
+    for name in rollout.plan.hosts:
+        known = rollout.facts[name].python
+        for path, version in [*((each.path, each.version) for each in known.others), (known.executable, known.version)]:
+            found |= {name: path} if path and version and version in needed else {}
+    return found
+
+
+def why_not(rollout: Rollout, variables: Mapping[str, Any], *, check: bool) -> str:
+    """Why the playbook runs from here, in a sentence; empty where each host runs it itself."""
+    inventory = [rollout.inventory.host(name) for name in rollout.plan.hosts]
+    if check:
+        return "a dry run changes nothing, and leaves nothing on a host either"
+    if old := rollout.plan.hosts.keys() - pythons(rollout):
+        return f"no Python on {counted(len(old), 'host')} can run Ansible"
+    if any(host.connection == "local" or _OF_LOGIN & host.variables.keys() for host in inventory):
+        return "a host is this machine, or the inventory says how Ansible works there"
+    if rollout.drivers or rollout.sources.bundle or variables["provision_nccl_local"] or variables["provision_torch_wheels"]:
+        return "a reboot, or files of many gigabytes, need a connection from here"
+    parts = [*variables["provision_from_source"].values(), variables["provision_engine_builds"]]
+    is_complete = all(build["sha256"] for part in parts for build in part["builds"].values())
+    return "" if is_complete else "what one host builds for others comes through this machine"
+
+
+@dataclass(eq=False)
+class _Target:
+    """A host. ``left``: files that it has not got yet; ``orders``: what is written to it, None at the end; ``said``: to the others, one
+    after the other; ``sent``: bytes, by the host; ``noise``: what was no message."""
+
+    name: str
+    left: dict[int, Path]
+    orders: SimpleQueue[bytes | Path | None] = field(default_factory=SimpleQueue)
+    said: list[str] = field(default_factory=list)
+    heard: float = field(default_factory=time.monotonic)
+    sent: int = 0
+    noise: str = ""
+    is_cut_off: bool = False
+
+
+class OnHosts:
+    """A way to run a playbook for `Session.play`, as `remote.ansible.run` is."""
+
+    def __init__(self, session: Session, pythons: Mapping[str, str], supplies: Sequence[Path]) -> None:
+        """``pythons``: those of the hosts; ``supplies``: files that hosts may get."""
+        self._session, self._pythons, self._supplies = session, pythons, dict(enumerate(supplies))
+        self._lines: Queue[tuple[_Target, str | int]] = Queue(10_000)
+        self._rounds = 0
+
+    def __call__(
+        self,
+        play: Play,
+        _inventory: str,
+        *,
+        workdir: Path,
+        run_id: str,
+        passwords: Mapping[str, str],
+        on_event: Callable[[Event], None],
+        on_poll: Callable[[], object],
+    ) -> Outcome:
+        """Run it. Raises nothing for a host: that it failed is an event."""
+        artifacts = workdir / "artifacts/ansible"
+        (artifacts / "job_events").mkdir(parents=True)
+        variables = {"provision_run_id": run_id, **play.extra_vars}
+        ansible_vars.write(workdir / "vars.json", variables)
+        archive, shared = _archive(play.path.parent, variables), self._files()
+        self._collector, self._record = Collector(on_event), (artifacts / f"job_events/{n}-host.json" for n in itertools.count(1))
+        self._going = [_Target(name, dict(self._supplies)) for name in play.hosts or ()]
+        ssh.at_once()  # which raises the limit of open files
+        stopped, polled, count = threading.Event(), 0.0, len(self._going)
+        with signals.as_event() as interrupted, ThreadPoolExecutor(count) as pool, (artifacts / "stdout").open("w") as log:
+            try:
+                for target in list(self._going):
+                    password = ssh.secret(self._session.inventory.host(target.name).sudo_password, passwords.get("become"))
+                    host = {"all": {"hosts": {target.name: {"ansible_connection": "local"}}}}
+                    own = {"own.json": ansible_vars.text(_own(variables, target.name)), "hosts.yml": json.dumps(host)}
+                    words = ["--become-password-file", "-"] if password else []
+                    order = {"size": len(archive), "files": {**shared, **own}, "arguments": words + _ARGUMENTS, "password": password}
+                    target.orders.put(json.dumps(order).encode() + b"\n")
+                    target.orders.put(archive)
+                    pool.submit(self._attend, target, lambda: stopped.is_set() or interrupted.is_set())
+                    time.sleep(min(0.1, _STARTS_S / count))
+                while self._going and not interrupted.is_set():
+                    with suppress(Empty):
+                        target, line = self._lines.get(timeout=_POLL_S)
+                        self._end(target, line) if isinstance(line, int) else self._hear(target, line, log)
+                    if time.monotonic() > polled + _POLL_S:
+                        polled = time.monotonic()
+                        on_poll()
+            finally:
+                stopped.set()
+        outcome = Outcome(0, self._collector.hosts, artifacts / "stdout", interrupted.is_set())
+        outcome.rc = 2 if outcome.failed else 0
+        return outcome
+
+    def _files(self) -> dict[str, str]:
+        """The files that every host gets."""
+        known = {str(path): (number, downloads.digest(path)) for number, path in self._supplies.items()}
+        return {"supplies.json": json.dumps(known), "ansible.cfg": _SETTINGS}
+
+    def _attend(self, target: _Target, stops: Callable[[], bool]) -> None:
+        """Have a host run it."""
+
+        def feed(pipe: IO[bytes]) -> None:
+            while (item := target.orders.get()) is not None:
+                with io.BytesIO(item) if isinstance(item, bytes) else item.open("rb") as file:
+                    shutil.copyfileobj(file, pipe, 1 << 20)
+                pipe.flush()
+
+        def put(what: str | int) -> None:
+            while not stops():
+                with suppress(Full):
+                    self._lines.put((target, what), timeout=_POLL_S)
+                    break
+
+        def take(line: str) -> None:
+            target.heard, target.sent = time.monotonic(), target.sent + len(line)
+            if line and target.sent <= _MAX_BYTES:
+                put(line)
+
+        def is_enough() -> bool:
+            target.is_cut_off = target.is_cut_off or target.sent > _MAX_BYTES or time.monotonic() - target.heard > SILENT_S
+            return target.is_cut_off or stops()
+
+        command = resources.inline_command("on_host.py", interpreter=shlex.quote(self._pythons[target.name]))
+        try:
+            code = ssh.stream(self._session, target.name, f"env PROVISION_RUN_ID={self._session.run_id} {command}", feed, take, is_enough)
+        except OSError as error:  # no ssh or sshpass here, or too many files are open
+            code, target.noise = ssh.UNREACHABLE, str(error)
+        target.orders.put(None)
+        put(code)
+
+    def _hear(self, target: _Target, line: str, log: IO[str]) -> None:
+        """Act on a line of a host."""
+        _, is_ours, text = line.partition(f"{ssh.ANSWER} ")
+        if not is_ours:
+            target.noise = line[-500:]
+            return
+        try:
+            message = dict(json.loads(text))
+            if "event" in message:
+                data = {**message["event"]["event_data"], "host": target.name}
+                data["res"] = {key: value for key, value in data.get("res", {}).items() if key != "ansible_facts"}
+                raw = {"event": message["event"]["event"], "event_data": data}
+                self._collector(raw)
+                next(self._record).write_text(json.dumps(raw), encoding="utf-8")
+            elif "says" in message:
+                target.said.append(str(message["says"])[:_MAX_WORDS])
+                self._exchange()
+            elif "want" in message:
+                path = target.left.pop(message["want"])  # each comes once
+                target.orders.put(json.dumps({"supply": [message["want"], path.name, path.stat().st_size]}).encode() + b"\n")
+                target.orders.put(path)
+            elif "log" in message:
+                target.noise = str(message["log"])[:_MAX_WORDS].rstrip()
+                log.write(f"{target.name}: {target.noise}\n")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            self._fail(target, "it sent what is not an event of Ansible's")
+
+    def _exchange(self) -> None:
+        """Tell every host what all have said, once all that go on have said something."""
+        going = [each for each in self._going if not self._has_failed(each)]
+        if going and all(len(each.said) > self._rounds for each in going):
+            told = {each.name: ssh_mesh.public_key(each.said[self._rounds]) or "" for each in going}
+            self._rounds += 1
+            for each in going:
+                each.orders.put(json.dumps({"told": told}).encode() + b"\n")
+
+    def _end(self, target: _Target, code: int) -> None:
+        self._going.remove(target)
+        if code != 0 and not self._has_failed(target):
+            is_silent, is_lost = time.monotonic() - target.heard > SILENT_S, code == ssh.UNREACHABLE
+            why = f"nothing has come for {SILENT_S:g} s" if is_silent else target.noise or f"exit code {code}"
+            self._fail(target, "it sent too much" if target.sent > _MAX_BYTES else why, "unreachable" if is_lost else "failed")
+        self._exchange()
+
+    def _has_failed(self, target: _Target) -> bool:
+        return target.name in self._collector.hosts and self._collector.hosts[target.name].failure is not None
+
+    def _fail(self, target: _Target, why: str, kind: str = "failed") -> None:
+        """Give a host up."""
+        target.is_cut_off = True
+        self._collector({"event": f"runner_on_{kind}", "event_data": {"host": target.name, "task": "Run the steps", "res": {"msg": why}}})
+
+
+def _archive(playbook: Path, variables: Mapping[str, Any]) -> bytes:
+    """Ansible, the playbook, and what the variables of all hosts have in common."""
+    content, callbacks = io.BytesIO(), resources.folder("playbooks")
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as made:
+        for file in (file for package in _PACKAGES for file in distribution(package).files or ()):
+            if (file.suffix in (".py", ".yml") or file.name == "METADATA") and not _LEFT_OUT.match(str(file)):
+                made.write(str(file.locate()), str(file))
+        for place, pattern in [(playbook, "*.yml"), (callbacks, "callback_plugins/*.py")] + [
+            (playbook, f"{name}/**/*.*") for name in ("roles", "library", "module_utils")
+        ]:
+            for path in place.glob(pattern):
+                made.write(path, path.relative_to(place))
+        own = _own(variables, "")
+        made.writestr("shared.json", ansible_vars.text({name: value for name, value in variables.items() if name not in own}))
+    return content.getvalue()
+
+
+def _own(variables: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The variables that are not the same for all hosts, as one host needs them."""
+
+    def only(value: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value[name]} if name in value else {}
+
+    def part(shares: Mapping[str, Any]) -> dict[str, Any]:
+        own = {key: only(shares[key]) for key in ("homes", "words", "build_of") if key in shares}
+        builds = {key: {**shares["builds"][key], "hosts": [name], "builders": []} for key in own["build_of"].values()}
+        return {**shares, **own, "builds": builds}
+
+    by_host = {"provision_manifests", "provision_openmpi_homes", "provision_locked"} & variables.keys()
+    return {
+        **{key: only(variables[key]) for key in by_host},
+        "provision_plan": {**variables["provision_plan"], "hosts": only(variables["provision_plan"]["hosts"])},
+        "provision_engine_builds": part(variables["provision_engine_builds"]),
+        "provision_from_source": {recipe: part(shares) for recipe, shares in variables["provision_from_source"].items()},
+    }
