@@ -12,7 +12,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 from ansible.plugins.callback import CallbackBase
 
-_LONGEST = 20_000  # letters that a task has printed
+_LONGEST, _MAX_RESULT = 20_000, 500_000  # letters of a text that a task has printed, and of all that it says
 _LEFT_OUT = ("stdout_lines", "stderr_lines", "ansible_facts")
 
 
@@ -51,19 +51,31 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         self._end("runner_on_failed", result, ignore_errors)
 
+    def v2_runner_on_unreachable(self, result: Any) -> None:
+        self._end("runner_on_unreachable", result)
+
     def v2_runner_retry(self, result: Any) -> None:
         self._end("runner_retry", result)
 
     def _end(self, event: str, result: Any, ignore_errors: bool = False) -> None:
-        found = json.loads(self._dump_results(result._result))
-        short = {key: value[-_LONGEST:] if key in ("stdout", "stderr", "msg") else value for key, value in found.items()}
+        found = cut(json.loads(self._dump_results(result._result)))
+        if len(json.dumps(found)) > _MAX_RESULT:
+            found = {key: found[key] for key in ("changed", "failed", "msg", "rc") if key in found}
         took = {"duration": time.monotonic() - self._began, "ignore_errors": bool(ignore_errors)}
-        self._say(event, result._host, result._task, res={key: short[key] for key in short if key not in _LEFT_OUT}, **took)
+        self._say(event, result._host, result._task, res=found, **took)
 
     def _say(self, event: str, host: Any, task: Any, **more: Any) -> None:
         role = task._role.get_name() if task._role else ""
         data = {"host": host.get_name(), "task": task.get_name(), "role": role, "task_path": task.get_path(), "task_action": task.action}
         os.write(int(os.environ["PROVISION_EVENTS"]), json.dumps({"event": event, "event_data": {**data, **more}}).encode() + b"\n")
+
+
+def cut(result: Any) -> Any:
+    """A result with the ends of its texts, and of those in it."""
+    if not isinstance(result, dict):
+        return result
+    short = {key: value[-_LONGEST:] if isinstance(value, str) else value for key, value in result.items() if key not in _LEFT_OUT}
+    return {**short, "results": [cut(each) for each in short["results"]]} if isinstance(short.get("results"), list) else short
 
 
 def fetched(name: str, number: int, sha256: str, there: str = "") -> str:
@@ -78,5 +90,6 @@ def fetched(name: str, number: int, sha256: str, there: str = "") -> str:
     if not os.path.exists(place):
         os.write(int(os.environ["PROVISION_WANTS"]), b"%d\n" % number)
     while not os.path.exists(place):
+        os.stat(os.environ["PROVISION_FOLDER"])  # it is gone with the connection
         time.sleep(0.1)
     return place

@@ -20,7 +20,7 @@ import threading
 import time
 import zipfile
 
-from .abandoned import PLACE, PREFIX
+from .abandoned import PLACE, PREFIX, remove_abandoned
 from .claims import make_locked
 
 ANSWER, ALIVE_S = "===PROVISION-ANSWER===", 10.0
@@ -56,18 +56,22 @@ def exchange(answers):
 
 def obey(controller, answers, ansible):
     """Take what the controller sends until it is gone, which ends Ansible."""
-    for line in controller:
-        message = json.loads(line)
-        if "told" in message:
-            answers.put(message["told"])
-            continue
-        number, name, size = message["supply"]
-        os.mkdir("part")
-        with open("part/" + name, "wb") as file:
-            while file.tell() < size:
-                file.write(controller.read(min(size - file.tell(), 1 << 20)) or sys.exit())
-        os.rename("part", str(number))
-    ansible.terminate()
+    try:
+        for line in controller:
+            message = json.loads(line)
+            if "told" in message:
+                answers.put(message["told"])
+                continue
+            number, name, size = message["supply"]
+            os.mkdir("part")
+            with open("part/" + name, "wb") as file:
+                while file.tell() < size:
+                    file.write(controller.read(min(size - file.tell(), 1 << 20)) or sys.exit())
+            os.rename("part", str(number))
+    except OSError as error:
+        say(log=str(error))
+    finally:
+        ansible.terminate()
 
 
 def beat():
@@ -85,14 +89,15 @@ def run(controller, folder):
     for name in ("said", "told"):
         os.mkfifo(name)
     (events, reports), (wants, requests) = os.pipe(), os.pipe()
-    settings = {"ANSIBLE_CONFIG": folder + "/ansible.cfg", "LC_ALL": "C.UTF-8"}
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    settings.update(ANSIBLE_CONFIG=folder + "/ansible.cfg", ANSIBLE_HOME=folder, LC_ALL="C.UTF-8")
     settings.update(PROVISION_FOLDER=folder, PROVISION_EVENTS=str(reports), PROVISION_WANTS=str(requests))
     ansible = subprocess.Popen(
         [sys.executable, "-IS", "-c", RUN, folder] + [word.replace("@folder@", folder) for word in order["arguments"]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=dict(os.environ, **settings),
+        env=settings,
         cwd=os.path.expanduser("~"),
         pass_fds=(reports, requests),
         universal_newlines=True,
@@ -101,20 +106,21 @@ def run(controller, folder):
     with ansible.stdin:
         ansible.stdin.write(order["password"] or "")
     answers = queue.Queue()
-    in_background(beat)
     in_background(exchange, answers)
     in_background(obey, controller, answers, ansible)
     in_background(relay, open(wants), "want", int)
-    read = [in_background(relay, open(events), "event", json.loads), in_background(relay, ansible.stdout, "log")]
+    relays = [in_background(relay, open(events), "event", json.loads), in_background(relay, ansible.stdout, "log")]
     code = ansible.wait()
-    for thread in read:
-        thread.join(5.0)  # what Ansible has left in the background may hold them
+    relays[0].join(None if code >= 0 else 5.0)  # where it was killed, what it had at work may hold the pipes
+    relays[1].join(5.0)
     return code
 
 
 def main():
     place = PLACE if os.path.isdir(PLACE) else tempfile.gettempdir()
     folder, code = os.path.join(place, "%s%s-%d" % (PREFIX, os.environ["PROVISION_RUN_ID"], os.getpid())), 1
+    in_background(beat)
+    remove_abandoned()
     make_locked(folder)
     os.chdir(folder)
     try:

@@ -184,7 +184,7 @@ def install(session: Session, rollout: Rollout, on_complete: Callable[[str, File
         on_complete: called for each host as soon as its manifest is written, with the files that its packages came from: the caller knows
             the complete hosts of an interrupted run, too.
     """
-    folder, hosts = session.folder / "playbook", list(rollout.plan.hosts)
+    folder, hosts = (session.folder / "playbook").resolve(), list(rollout.plan.hosts)
     playbook, variables, supplies = render(rollout, folder, fetch=not check, say=session.progress.doing)
     extra, from_here = {**variables, **session.of_locks}, on_host.why_not(rollout, variables, check=check)
     unlocked: dict[str, list[str]] = {}
@@ -207,6 +207,7 @@ def install(session: Session, rollout: Rollout, on_complete: Callable[[str, File
     title = "Install (dry run)" if check else "Install"
     try:
         steps_ = [role.name for role in rollout.roles]
+        session.progress.detail(f"Ansible runs {f'from here: {from_here}' if from_here else 'on the hosts'}")
         run = ansible.run if from_here else on_host.OnHosts(session, on_host.pythons(rollout), _supplies(folder))
         outcome = session.play(Play(playbook, hosts, extra, check), title, steps=steps_, on_event=note, run=run)
     finally:

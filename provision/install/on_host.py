@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
 from queue import Empty, Full, Queue, SimpleQueue
@@ -26,17 +27,19 @@ from typing import IO, Any
 
 from packaging.specifiers import SpecifierSet
 
-from provision.base import downloads, resources, signals
+from provision.base import downloads, resources, signals, terminal
 from provision.base.text import counted
 from provision.install import ssh_mesh
 from provision.install.rollout import Rollout
-from provision.remote import ansible_vars, ssh
+from provision.remote import ansible, ansible_vars, ssh
 from provision.remote.ansible import Collector, Event, Outcome, Play
 from provision.remote.session import Session
 
 SILENT_S = 60.0  # a host says that it is alive six times as often
-_MAX_BYTES, _MAX_WORDS = 64 << 20, 2000  # that a host may say in all; letters of a line that is for others, or for people
-_POLL_S, _STARTS_S = 0.5, 3.0  # how soon an interrupt is noticed; within which all are started
+_MAX_BYTES, _MAX_EVENTS = 64 << 20, 20_000  # that a host may say in all
+_MAX_WORDS = 2000  # letters of a line that is for others, or for people
+_POLL_S = 0.5  # how soon an interrupt is noticed
+_LONGEST_S, _AFTER_S = 86_400.0, 600.0  # until a host is given up in any case, and after it has failed
 _PACKAGES = ("ansible-core", "jinja2", "markupsafe", "pyyaml", "packaging")
 _LEFT_OUT = re.compile(r"\.\.|ansible_test/|ansible/galaxy/|.*__pycache__/")
 _OF_LOGIN = {f"ansible_{name}" for name in ("become_method", "become_exe", "become_flags", "become_user", "remote_tmp", "shell_executable")}
@@ -79,8 +82,12 @@ def why_not(rollout: Rollout, variables: Mapping[str, Any], *, check: bool) -> s
         return "a dry run changes nothing, and leaves nothing on a host either"
     if old := rollout.plan.hosts.keys() - pythons(rollout):
         return f"no Python on {counted(len(old), 'host')} can run Ansible"
-    if any(host.connection == "local" or _OF_LOGIN & host.variables.keys() for host in inventory):
-        return "a host is this machine, or the inventory says how Ansible works there"
+    if any(host.connection == "local" or _OF_LOGIN & host.variables.keys() for host in inventory) or ansible.is_set_up():
+        return "a host is this machine, or the inventory or the user's settings say how Ansible works there"
+    if not all(host.root for host in rollout.plan.hosts.values()):
+        return "without root the lock is in the home, which hosts may share"
+    if any(distribution(package).files is None for package in _PACKAGES):
+        return "Ansible was not installed from wheels, so its files are not known"
     if rollout.drivers or rollout.sources.bundle or variables["provision_nccl_local"] or variables["provision_torch_wheels"]:
         return "a reboot, or files of many gigabytes, need a connection from here"
     parts = [*variables["provision_from_source"].values(), variables["provision_engine_builds"]]
@@ -88,17 +95,22 @@ def why_not(rollout: Rollout, variables: Mapping[str, Any], *, check: bool) -> s
     return "" if is_complete else "what one host builds for others comes through this machine"
 
 
+_Orders = SimpleQueue[bytes | Path | None]
+
+
 @dataclass(eq=False)
 class _Target:
     """A host. ``left``: files that it has not got yet; ``orders``: what is written to it, None at the end; ``said``: to the others, one
-    after the other; ``sent``: bytes, by the host; ``noise``: what was no message."""
+    after the other; ``sent``: bytes, and ``events``, by the host; ``failed``: when; ``noise``: what was no message."""
 
     name: str
     left: dict[int, Path]
-    orders: SimpleQueue[bytes | Path | None] = field(default_factory=SimpleQueue)
+    orders: _Orders = field(default_factory=_Orders)
     said: list[str] = field(default_factory=list)
     heard: float = field(default_factory=time.monotonic)
     sent: int = 0
+    events: int = 0
+    failed: float = 0.0
     noise: str = ""
     is_cut_off: bool = False
 
@@ -124,7 +136,7 @@ class OnHosts:
         on_poll: Callable[[], object],
     ) -> Outcome:
         """Run it. Raises nothing for a host: that it failed is an event."""
-        artifacts = workdir / "artifacts/ansible"
+        artifacts, printed = workdir / "artifacts/ansible", workdir / "artifacts/ansible/stdout"
         (artifacts / "job_events").mkdir(parents=True)
         variables = {"provision_run_id": run_id, **play.extra_vars}
         ansible_vars.write(workdir / "vars.json", variables)
@@ -133,7 +145,11 @@ class OnHosts:
         self._going = [_Target(name, dict(self._supplies)) for name in play.hosts or ()]
         ssh.at_once()  # which raises the limit of open files
         stopped, polled, count = threading.Event(), 0.0, len(self._going)
-        with signals.as_event() as interrupted, ThreadPoolExecutor(count) as pool, (artifacts / "stdout").open("w") as log:
+        with (
+            signals.as_event() as interrupted,
+            ThreadPoolExecutor(count) as pool,
+            printed.open("w", encoding="utf-8", errors="backslashreplace") as log,
+        ):
             try:
                 for target in list(self._going):
                     password = ssh.secret(self._session.inventory.host(target.name).sudo_password, passwords.get("become"))
@@ -141,10 +157,9 @@ class OnHosts:
                     own = {"own.json": ansible_vars.text(_own(variables, target.name)), "hosts.yml": json.dumps(host)}
                     words = ["--become-password-file", "-"] if password else []
                     order = {"size": len(archive), "files": {**shared, **own}, "arguments": words + _ARGUMENTS, "password": password}
-                    target.orders.put(json.dumps(order).encode() + b"\n")
-                    target.orders.put(archive)
-                    pool.submit(self._attend, target, lambda: stopped.is_set() or interrupted.is_set())
-                    time.sleep(min(0.1, _STARTS_S / count))
+                    begin = (json.dumps(order).encode() + b"\n", archive)
+                    pool.submit(self._attend, target, begin, lambda: stopped.is_set() or interrupted.is_set())
+                    time.sleep(ssh.START_S / ssh.STARTS)
                 while self._going and not interrupted.is_set():
                     with suppress(Empty):
                         target, line = self._lines.get(timeout=_POLL_S)
@@ -154,7 +169,7 @@ class OnHosts:
                         on_poll()
             finally:
                 stopped.set()
-        outcome = Outcome(0, self._collector.hosts, artifacts / "stdout", interrupted.is_set())
+        outcome = Outcome(0, self._collector.hosts, printed, interrupted.is_set())
         outcome.rc = 2 if outcome.failed else 0
         return outcome
 
@@ -163,12 +178,15 @@ class OnHosts:
         known = {str(path): (number, downloads.digest(path)) for number, path in self._supplies.items()}
         return {"supplies.json": json.dumps(known), "ansible.cfg": _SETTINGS}
 
-    def _attend(self, target: _Target, stops: Callable[[], bool]) -> None:
+    def _attend(self, target: _Target, begin: Sequence[bytes], stops: Callable[[], bool]) -> None:
         """Have a host run it."""
 
-        def feed(pipe: IO[bytes]) -> None:
-            while (item := target.orders.get()) is not None:
-                with io.BytesIO(item) if isinstance(item, bytes) else item.open("rb") as file:
+        def feed(pipe: IO[bytes], orders: _Orders) -> None:
+            for part in begin:
+                pipe.write(part)
+            pipe.flush()
+            while (item := orders.get()) is not None:
+                with item.open("rb") if isinstance(item, Path) else io.BytesIO(item) as file:
                     shutil.copyfileobj(file, pipe, 1 << 20)
                 pipe.flush()
 
@@ -179,36 +197,53 @@ class OnHosts:
                     break
 
         def take(line: str) -> None:
-            target.heard, target.sent = time.monotonic(), target.sent + len(line)
+            target.heard, target.sent = time.monotonic(), target.sent + len(line) + 1
             if line and target.sent <= _MAX_BYTES:
                 put(line)
 
         def is_enough() -> bool:
-            target.is_cut_off = target.is_cut_off or target.sent > _MAX_BYTES or time.monotonic() - target.heard > SILENT_S
+            now = time.monotonic()
+            is_late = now - target.heard > SILENT_S or now - began > _LONGEST_S or now - (target.failed or now) > _AFTER_S
+            target.is_cut_off = target.is_cut_off or target.sent > _MAX_BYTES or is_late
             return target.is_cut_off or stops()
 
-        command = resources.inline_command("on_host.py", interpreter=shlex.quote(self._pythons[target.name]))
-        try:
-            code = ssh.stream(self._session, target.name, f"env PROVISION_RUN_ID={self._session.run_id} {command}", feed, take, is_enough)
-        except OSError as error:  # no ssh or sshpass here, or too many files are open
-            code, target.noise = ssh.UNREACHABLE, str(error)
-        target.orders.put(None)
+        script = resources.inline_command("on_host.py", interpreter=shlex.quote(self._pythons[target.name]))
+        command = f"env PROVISION_RUN_ID={self._session.run_id} {script}"
+        for _attempt in range(2):
+            began = target.heard = time.monotonic()
+            target.orders = orders = _Orders()
+            try:
+                code = ssh.stream(self._session, target.name, command, partial(feed, orders=orders), take, is_enough)
+            except OSError as error:  # no ssh or sshpass here, or too many files are open
+                code, target.noise = ssh.UNREACHABLE, str(error)
+            orders.put(None)
+            is_lost = code == ssh.UNREACHABLE and not target.events and time.monotonic() - began < ssh.CONNECT_S
+            if not is_lost or is_enough():  # one lost connection does not end it
+                break
         put(code)
 
     def _hear(self, target: _Target, line: str, log: IO[str]) -> None:
         """Act on a line of a host."""
         _, is_ours, text = line.partition(f"{ssh.ANSWER} ")
+        target.events += bool(is_ours)
+        if target.is_cut_off:
+            return
         if not is_ours:
             target.noise = line[-500:]
             return
         try:
             message = dict(json.loads(text))
-            if "event" in message:
+            if target.events > _MAX_EVENTS or not 0 <= float(message.get("event", {}).get("event_data", {}).get("duration") or 0) < 1e6:
+                raise ValueError
+            if "event" in message and not (target.failed and message["event"]["event"] in ("runner_on_failed", "runner_on_unreachable")):
                 data = {**message["event"]["event_data"], "host": target.name}
                 data["res"] = {key: value for key, value in data.get("res", {}).items() if key != "ansible_facts"}
                 raw = {"event": message["event"]["event"], "event_data": data}
                 self._collector(raw)
                 next(self._record).write_text(json.dumps(raw), encoding="utf-8")
+                if self._has_failed(target) and not target.failed:
+                    target.failed = time.monotonic()
+                    self._exchange()
             elif "says" in message:
                 target.said.append(str(message["says"])[:_MAX_WORDS])
                 self._exchange()
@@ -217,9 +252,9 @@ class OnHosts:
                 target.orders.put(json.dumps({"supply": [message["want"], path.name, path.stat().st_size]}).encode() + b"\n")
                 target.orders.put(path)
             elif "log" in message:
-                target.noise = str(message["log"])[:_MAX_WORDS].rstrip()
+                target.noise = terminal.neutral(str(message["log"])[:_MAX_WORDS].rstrip())
                 log.write(f"{target.name}: {target.noise}\n")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
             self._fail(target, "it sent what is not an event of Ansible's")
 
     def _exchange(self) -> None:
@@ -256,7 +291,7 @@ def _archive(playbook: Path, variables: Mapping[str, Any]) -> bytes:
             if (file.suffix in (".py", ".yml") or file.name == "METADATA") and not _LEFT_OUT.match(str(file)):
                 made.write(str(file.locate()), str(file))
         for place, pattern in [(playbook, "*.yml"), (callbacks, "callback_plugins/*.py")] + [
-            (playbook, f"{name}/**/*.*") for name in ("roles", "library", "module_utils")
+            (playbook, f"{name}/**/*") for name in ("roles", "library", "module_utils")
         ]:
             for path in place.glob(pattern):
                 made.write(path, path.relative_to(place))

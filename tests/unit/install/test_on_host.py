@@ -57,7 +57,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_host_runs_its_steps_gets_files_and_hears_the_others(tmp_path: Path) -> None:
-    tasks = [
+    tasks: list[dict[str, Any]] = [
         {"name": "Copy", "ansible.builtin.copy": {"src": "{{ uv }}", "dest": "{{ where }}/uv-{{ inventory_hostname }}", "mode": "0644"}},
         {"name": "Hear", "ansible.builtin.shell": EXCHANGE},
         {"name": "Fail", "ansible.builtin.command": "false", "when": "inventory_hostname == 'b'"},
@@ -79,6 +79,11 @@ def test_each_host_runs_its_steps_gets_files_and_hears_the_others(tmp_path: Path
         ("cat >/dev/null & exec sleep 600", "nothing has come for 3 s"),
         (f"while :; do echo '{ssh.ANSWER} {{}} {'x' * 60_000}'; done", "it sent "),
         (f"echo '{ssh.ANSWER} [1]'; exec sleep 600", "it sent what is not an event of Ansible's"),
+        (
+            f"""echo '{ssh.ANSWER} {{"event": {{"event": "x", "event_data": {{"duration": 1{"0" * 400}}}}}}}'; exec sleep 600""",
+            "it sent what",
+        ),
+        ("while :; do echo; done", "it sent too much"),
         (f"""echo '{ssh.ANSWER} {{"want": 7}}'; exec sleep 600""", "it sent what is not an event of Ansible's"),
         (
             f"""echo '{ssh.ANSWER} {{"event": {{"event": "runner_on_ok", "event_data": 5}}}}'; exec sleep 600""",
@@ -107,19 +112,27 @@ def test_a_host_that_does_something_else_is_given_up_and_the_others_go_on(
 
 
 @pytest.mark.parametrize(
-    ("lines", "python", "engine", "check", "why"),
+    ("changes", "why"),
     [
-        ("", "3.14.0", "a" * 64, False, ""),
-        ("", "3.14.0", "a" * 64, True, "a dry run changes nothing"),
-        ("", "3.9.2", "a" * 64, False, "no Python on 1 host can run Ansible"),
-        ("ansible_become_method=su", "3.14.0", "a" * 64, False, "or the inventory says how Ansible works there"),
-        ("ansible_connection=local", "3.14.0", "a" * 64, False, "a host is this machine"),
-        ("", "3.14.0", "", False, "what one host builds for others"),
+        ({}, ""),
+        ({"check": True}, "a dry run changes nothing"),
+        ({"python": "3.9.2"}, "no Python on 1 host can run Ansible"),
+        ({"lines": "ansible_become_method=su"}, "or the inventory or the user's settings say"),
+        ({"lines": "ansible_connection=local"}, "a host is this machine"),
+        ({"settings": "ANSIBLE_REMOTE_TMP"}, "or the inventory or the user's settings say"),
+        ({"root": False}, "without root the lock is in the home"),
+        ({"engine": ""}, "what one host builds for others"),
     ],
 )
-def test_why_a_playbook_runs_from_here_is_one_sentence(lines: str, python: str, engine: str, check: bool, why: str, tmp_path: Path) -> None:
+def test_why_a_playbook_runs_from_here_is_one_sentence(
+    changes: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = {"check": False, "python": "3.14.0", "lines": "", "settings": "UNUSED", "root": True, "engine": "a" * 64, **changes}
+    lines, python, engine, check, root = (case[key] for key in ("lines", "python", "engine", "check", "root"))
+    monkeypatch.setenv(case["settings"], "/elsewhere")
     (tmp_path / "hosts.ini").write_text(f"a ansible_host=192.0.2.1 {lines}\nb ansible_host=192.0.2.2\n")
-    facts = {name: stated({"python": {"executable": "/usr/bin/python3", "version": "3.14.0"}}) for name in "ab"}
+    sections = {"python": {"executable": "/usr/bin/python3", "version": "3.14.0"}, "user": {"name": "ann", "can_become": root}}
+    facts = {name: stated(sections) for name in "ab"}
     facts["a"] = changed(facts["a"], {"python": {"executable": "/usr/bin/python3", "version": python}})
     found = rollout(resolve(facts, Requirements(), {}), inventory.load(str(tmp_path / "hosts.ini")), facts)
     builds = {"builds": {"key": {"hosts": ["a", "b"], "sha256": engine}}}
