@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from functools import partialmethod
 from typing import Any
 
 from ansible.parsing.dataloader import DataLoader
@@ -42,27 +43,18 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
         self._began = time.monotonic()
         self._say("runner_on_start", host, task)
 
-    def v2_runner_on_ok(self, result: Any) -> None:
-        self._end("runner_on_ok", result)
-
-    def v2_runner_on_skipped(self, result: Any) -> None:
-        self._end("runner_on_skipped", result)
-
-    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
-        self._end("runner_on_failed", result, ignore_errors)
-
-    def v2_runner_on_unreachable(self, result: Any) -> None:
-        self._end("runner_on_unreachable", result)
-
-    def v2_runner_retry(self, result: Any) -> None:
-        self._end("runner_retry", result)
-
     def _end(self, event: str, result: Any, ignore_errors: bool = False) -> None:
         found = cut(json.loads(self._dump_results(result._result)))
         if len(json.dumps(found)) > _MAX_RESULT:
             found = {key: found[key] for key in ("changed", "failed", "msg", "rc") if key in found}
         took = {"duration": time.monotonic() - self._began, "ignore_errors": bool(ignore_errors)}
         self._say(event, result._host, result._task, res=found, **took)
+
+    v2_runner_on_ok = partialmethod(_end, "runner_on_ok")
+    v2_runner_on_skipped = partialmethod(_end, "runner_on_skipped")
+    v2_runner_on_failed = partialmethod(_end, "runner_on_failed")
+    v2_runner_on_unreachable = partialmethod(_end, "runner_on_unreachable")
+    v2_runner_retry = partialmethod(_end, "runner_retry")
 
     def _say(self, event: str, host: Any, task: Any, **more: Any) -> None:
         role = task._role.get_name() if task._role else ""

@@ -92,16 +92,9 @@ def run(controller, folder):
     settings = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
     settings.update(ANSIBLE_CONFIG=folder + "/ansible.cfg", ANSIBLE_HOME=folder, LC_ALL="C.UTF-8")
     settings.update(PROVISION_FOLDER=folder, PROVISION_EVENTS=str(reports), PROVISION_WANTS=str(requests))
-    ansible = subprocess.Popen(
-        [sys.executable, "-IS", "-c", RUN, folder] + [word.replace("@folder@", folder) for word in order["arguments"]],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=settings,
-        cwd=os.path.expanduser("~"),
-        pass_fds=(reports, requests),
-        universal_newlines=True,
-    )
+    words = [sys.executable, "-IS", "-c", RUN, folder] + [word.replace("@folder@", folder) for word in order["arguments"]]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "pass_fds": (reports, requests)}
+    ansible = subprocess.Popen(words, env=settings, cwd=os.path.expanduser("~"), universal_newlines=True, **pipes)
     os.close(reports)
     with ansible.stdin:
         ansible.stdin.write(order["password"] or "")

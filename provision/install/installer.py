@@ -130,11 +130,6 @@ def install_drivers(session: Session, rollout: Rollout) -> Outcome:
     return outcome
 
 
-def _supplies(folder: Path) -> list[Path]:
-    """The files of a rendered folder that tasks may copy."""
-    return [path for path in (*folder.glob("*.tar.gz"), *(folder / "supplies").rglob("*")) if path.is_file()]
-
-
 def _torch_wheels(plan: Plan, facts: Mapping[str, Facts], folder: Path | None) -> dict[str, str]:
     """Host → the user's wheel of PyTorch that it lacks. Raises ProvisionError where the wheel is not in the folder."""
     lacking = [host for name, host in plan.hosts.items() if host.torch and host.torch.file and not _holds_torch(host, facts.get(name))]
@@ -208,7 +203,7 @@ def install(session: Session, rollout: Rollout, on_complete: Callable[[str, File
     try:
         steps_ = [role.name for role in rollout.roles]
         session.progress.detail(f"Ansible runs {f'from here: {from_here}' if from_here else 'on the hosts'}")
-        run = ansible.run if from_here else on_host.OnHosts(session, on_host.pythons(rollout), _supplies(folder))
+        run = ansible.run if from_here else on_host.OnHosts(session, on_host.pythons(rollout), folder)
         outcome = session.play(Play(playbook, hosts, extra, check), title, steps=steps_, on_event=note, run=run)
     finally:
         builds.adopt(folder / "supplies")

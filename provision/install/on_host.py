@@ -34,6 +34,7 @@ from provision.install.rollout import Rollout
 from provision.remote import ansible, ansible_vars, ssh
 from provision.remote.ansible import Collector, Event, Outcome, Play
 from provision.remote.session import Session
+from provision.survey.model import Interpreter
 
 SILENT_S = 60.0  # a host says that it is alive six times as often
 _MAX_BYTES, _MAX_EVENTS = 64 << 20, 20_000  # that a host may say in all
@@ -49,12 +50,7 @@ _ARGUMENTS = shlex.split(
 # The host's own do not count.
 _SETTINGS = """[defaults]
 callback_plugins = @folder@/callback_plugins
-deprecation_warnings = no
-library = @folder@/library
 local_tmp = @folder@/tmp
-nocolor = yes
-retry_files_enabled = no
-roles_path = @folder@/roles
 stdout_callback = on_host
 task_timeout = 14400
 [connection]
@@ -67,12 +63,9 @@ host_pattern_mismatch = ignore
 def pythons(rollout: Rollout) -> dict[str, str]:
     """The Python of each host that can run Ansible as it is installed here; a host without one is left out."""
     needed = SpecifierSet(distribution("ansible-core").metadata["Requires-Python"])
-    found: dict[str, str] = {}
-    for name in rollout.plan.hosts:
-        known = rollout.facts[name].python
-        for path, version in [*((each.path, each.version) for each in known.others), (known.executable, known.version)]:
-            found |= {name: path} if path and version and version in needed else {}
-    return found
+    known = {name: rollout.facts[name].python for name in rollout.plan.hosts}
+    own = {name: (*python.others, Interpreter(path=python.executable, version=python.version)) for name, python in known.items()}
+    return {name: each.path for name in own for each in own[name] if each.path and each.version and each.version in needed}
 
 
 def why_not(rollout: Rollout, variables: Mapping[str, Any], *, check: bool) -> str:
@@ -118,29 +111,23 @@ class _Target:
 class OnHosts:
     """A way to run a playbook for `Session.play`, as `remote.ansible.run` is."""
 
-    def __init__(self, session: Session, pythons: Mapping[str, str], supplies: Sequence[Path]) -> None:
-        """``pythons``: those of the hosts; ``supplies``: files that hosts may get."""
-        self._session, self._pythons, self._supplies = session, pythons, dict(enumerate(supplies))
+    def __init__(self, session: Session, pythons: Mapping[str, str], folder: Path) -> None:
+        """``pythons``: those of the hosts; ``folder``: the rendered one, with the files that hosts may get."""
+        self._session, self._pythons = session, pythons
+        found = (path for path in (*folder.glob("*.tar.gz"), *(folder / "supplies").rglob("*")) if path.is_file())
+        self._supplies = dict(enumerate(found))
+        known = {str(path): (number, downloads.digest(path)) for number, path in self._supplies.items()}
+        self._files = {"supplies.json": json.dumps(known), "ansible.cfg": _SETTINGS}
         self._lines: Queue[tuple[_Target, str | int]] = Queue(10_000)
         self._rounds = 0
 
-    def __call__(
-        self,
-        play: Play,
-        _inventory: str,
-        *,
-        workdir: Path,
-        run_id: str,
-        passwords: Mapping[str, str],
-        on_event: Callable[[Event], None],
-        on_poll: Callable[[], object],
-    ) -> Outcome:
+    def __call__(self, play: Play, _inventory: str, *, workdir: Path, on_event: Callable[[Event], None], **_of_session: object) -> Outcome:
         """Run it. Raises nothing for a host: that it failed is an event."""
         artifacts, printed = workdir / "artifacts/ansible", workdir / "artifacts/ansible/stdout"
         (artifacts / "job_events").mkdir(parents=True)
-        variables = {"provision_run_id": run_id, **play.extra_vars}
+        variables = {"provision_run_id": self._session.run_id, **play.extra_vars}
         ansible_vars.write(workdir / "vars.json", variables)
-        archive, shared = _archive(play.path.parent, variables), self._files()
+        archive, typed = _archive(play.path.parent, variables), self._session.passwords.get("become")
         self._collector, self._record = Collector(on_event), (artifacts / f"job_events/{n}-host.json" for n in itertools.count(1))
         self._going = [_Target(name, dict(self._supplies)) for name in play.hosts or ()]
         ssh.at_once()  # which raises the limit of open files
@@ -152,11 +139,11 @@ class OnHosts:
         ):
             try:
                 for target in list(self._going):
-                    password = ssh.secret(self._session.inventory.host(target.name).sudo_password, passwords.get("become"))
+                    password = ssh.secret(self._session.inventory.host(target.name).sudo_password, typed)
                     host = {"all": {"hosts": {target.name: {"ansible_connection": "local"}}}}
                     own = {"own.json": ansible_vars.text(_own(variables, target.name)), "hosts.yml": json.dumps(host)}
                     words = ["--become-password-file", "-"] if password else []
-                    order = {"size": len(archive), "files": {**shared, **own}, "arguments": words + _ARGUMENTS, "password": password}
+                    order = {"size": len(archive), "files": {**self._files, **own}, "arguments": words + _ARGUMENTS, "password": password}
                     begin = (json.dumps(order).encode() + b"\n", archive)
                     pool.submit(self._attend, target, begin, lambda: stopped.is_set() or interrupted.is_set())
                     time.sleep(ssh.START_S / ssh.STARTS)
@@ -166,17 +153,12 @@ class OnHosts:
                         self._end(target, line) if isinstance(line, int) else self._hear(target, line, log)
                     if time.monotonic() > polled + _POLL_S:
                         polled = time.monotonic()
-                        on_poll()
+                        self._session.progress.waiting()
             finally:
                 stopped.set()
         outcome = Outcome(0, self._collector.hosts, printed, interrupted.is_set())
         outcome.rc = 2 if outcome.failed else 0
         return outcome
-
-    def _files(self) -> dict[str, str]:
-        """The files that every host gets."""
-        known = {str(path): (number, downloads.digest(path)) for number, path in self._supplies.items()}
-        return {"supplies.json": json.dumps(known), "ansible.cfg": _SETTINGS}
 
     def _attend(self, target: _Target, begin: Sequence[bytes], stops: Callable[[], bool]) -> None:
         """Have a host run it."""

@@ -45,7 +45,7 @@ def run(tmp_path: Path, tasks: list[dict[str, Any]], hosts: Sequence[str] = "ab"
     events: list[Event] = []
     with Session(inventory.load(str(tmp_path / "hosts.ini")), Progress()) as session:
         given = {**variables, "where": str(tmp_path), "uv": str(book / "supplies/uv")}
-        way = on_host.OnHosts(session, {name: python.get(name, sys.executable) for name in hosts}, [book / "supplies/uv"])
+        way = on_host.OnHosts(session, {name: python.get(name, sys.executable) for name in hosts}, book)
         outcome = session.play(Play(book / "site.yml", hosts, given), "Test", on_event=events.append, run=way)
     assert not [path for path in Path("/tmp").glob("provision-job-*") if session.run_id in path.name]
     return outcome, events
