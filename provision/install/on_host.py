@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
 import re
 import shlex
 import shutil
@@ -31,7 +32,7 @@ from provision.base import downloads, resources, signals, terminal
 from provision.base.text import counted
 from provision.install import ssh_mesh
 from provision.install.rollout import Rollout
-from provision.remote import ansible, ansible_vars, ssh
+from provision.remote import ansible_vars, ssh
 from provision.remote.ansible import Collector, Event, Outcome, Play
 from provision.remote.session import Session
 from provision.survey.model import Interpreter
@@ -42,6 +43,7 @@ _MAX_WORDS = 2000  # letters of a line that is for others, or for people
 _POLL_S = 0.5  # how soon an interrupt is noticed
 _LONGEST_S, _AFTER_S = 86_400.0, 600.0  # until a host is given up in any case, and after it has failed
 _PACKAGES = ("ansible-core", "jinja2", "markupsafe", "pyyaml", "packaging")
+_FOLDERS = ("roles", "library", "module_utils")
 _LEFT_OUT = re.compile(r"\.\.|ansible_test/|ansible/galaxy/|.*__pycache__/")
 _OF_LOGIN = {f"ansible_{name}" for name in ("become_method", "become_exe", "become_flags", "become_user", "remote_tmp", "shell_executable")}
 _ARGUMENTS = shlex.split(
@@ -75,7 +77,7 @@ def why_not(rollout: Rollout, variables: Mapping[str, Any], *, check: bool) -> s
         return "a dry run changes nothing, and leaves nothing on a host either"
     if old := rollout.plan.hosts.keys() - pythons(rollout):
         return f"no Python on {counted(len(old), 'host')} can run Ansible"
-    if any(host.connection == "local" or _OF_LOGIN & host.variables.keys() for host in inventory) or ansible.is_set_up():
+    if any(host.connection == "local" or _OF_LOGIN & host.variables.keys() for host in inventory) or _is_set_up():
         return "a host is this machine, or the inventory or the user's settings say how Ansible works there"
     if not all(host.root for host in rollout.plan.hosts.values()):
         return "without root the lock is in the home, which hosts may share"
@@ -86,6 +88,14 @@ def why_not(rollout: Rollout, variables: Mapping[str, Any], *, check: bool) -> s
     parts = [*variables["provision_from_source"].values(), variables["provision_engine_builds"]]
     is_complete = all(build["sha256"] for part in parts for build in part["builds"].values())
     return "" if is_complete else "what one host builds for others comes through this machine"
+
+
+def _is_set_up() -> bool:
+    """Whether the user's environment or ansible.cfg says how Ansible becomes root."""
+    from ansible.constants import config  # it takes a moment
+
+    origins = (config.get_config_value_and_origin(f"DEFAULT_BECOME_{name}")[1] for name in ("EXE", "FLAGS", "METHOD", "USER"))
+    return "ANSIBLE_REMOTE_TMP" in os.environ or any(origin != "default" for origin in origins)
 
 
 _Orders = SimpleQueue[bytes | Path | None]
@@ -223,7 +233,7 @@ class OnHosts:
                 raw = {"event": message["event"]["event"], "event_data": data}
                 self._collector(raw)
                 next(self._record).write_text(json.dumps(raw), encoding="utf-8")
-                if self._has_failed(target) and not target.failed:
+                if target.name in self._collector.hosts and self._collector.hosts[target.name].failure and not target.failed:
                     target.failed = time.monotonic()
                     self._exchange()
             elif "says" in message:
@@ -241,7 +251,7 @@ class OnHosts:
 
     def _exchange(self) -> None:
         """Tell every host what all have said, once all that go on have said something."""
-        going = [each for each in self._going if not self._has_failed(each)]
+        going = [each for each in self._going if not each.failed]
         if going and all(len(each.said) > self._rounds for each in going):
             told = {each.name: ssh_mesh.public_key(each.said[self._rounds]) or "" for each in going}
             self._rounds += 1
@@ -250,18 +260,15 @@ class OnHosts:
 
     def _end(self, target: _Target, code: int) -> None:
         self._going.remove(target)
-        if code != 0 and not self._has_failed(target):
+        if (code != 0 or target.name not in self._collector.hosts) and not target.failed:
             is_silent, is_lost = time.monotonic() - target.heard > SILENT_S, code == ssh.UNREACHABLE
             why = f"nothing has come for {SILENT_S:g} s" if is_silent else target.noise or f"exit code {code}"
             self._fail(target, "it sent too much" if target.sent > _MAX_BYTES else why, "unreachable" if is_lost else "failed")
         self._exchange()
 
-    def _has_failed(self, target: _Target) -> bool:
-        return target.name in self._collector.hosts and self._collector.hosts[target.name].failure is not None
-
     def _fail(self, target: _Target, why: str, kind: str = "failed") -> None:
         """Give a host up."""
-        target.is_cut_off = True
+        target.is_cut_off, target.failed = True, time.monotonic()
         self._collector({"event": f"runner_on_{kind}", "event_data": {"host": target.name, "task": "Run the steps", "res": {"msg": why}}})
 
 
@@ -272,10 +279,8 @@ def _archive(playbook: Path, variables: Mapping[str, Any]) -> bytes:
         for file in (file for package in _PACKAGES for file in distribution(package).files or ()):
             if (file.suffix in (".py", ".yml") or file.name == "METADATA") and not _LEFT_OUT.match(str(file)):
                 made.write(str(file.locate()), str(file))
-        for place, pattern in [(playbook, "*.yml"), (callbacks, "callback_plugins/*.py")] + [
-            (playbook, f"{name}/**/*") for name in ("roles", "library", "module_utils")
-        ]:
-            for path in place.glob(pattern):
+        for place, pattern in ((playbook, "*.yml"), *((playbook, f"{name}/**/*") for name in _FOLDERS), (callbacks, "callback_plugins/*")):
+            for path in filter(Path.is_file, place.glob(pattern)):
                 made.write(path, path.relative_to(place))
         own = _own(variables, "")
         made.writestr("shared.json", ansible_vars.text({name: value for name, value in variables.items() if name not in own}))

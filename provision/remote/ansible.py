@@ -265,23 +265,12 @@ def _user_settings() -> dict[str, str]:
     return {"ANSIBLE_CONFIG": str(own)} if own.is_file() and "ANSIBLE_CONFIG" not in os.environ else {}
 
 
-def _configuration() -> str:
-    """The user's ansible.cfg."""
+def _ssh_settings() -> dict[str, str]:
+    """Ours only where the user has none: their arguments may lead through a jump host. A connection that is lost is made once more."""
     from ansible.config.manager import find_ini_config_file  # as above
 
     config = find_ini_config_file()
-    return Path(os.fsdecode(config)).read_text(encoding="utf-8") if config else ""
-
-
-def is_set_up() -> bool:
-    """Whether the user's environment or ansible.cfg says how Ansible works on hosts, and becomes root there."""
-    is_in_environment = any(name.startswith(("ANSIBLE_BECOME", "ANSIBLE_REMOTE_TMP")) for name in os.environ)
-    return is_in_environment or bool(re.search(r"^\s*(remote_tmp|become_\w+)\s*=", _configuration(), re.MULTILINE))
-
-
-def _ssh_settings() -> dict[str, str]:
-    """Ours only where the user has none: their arguments may lead through a jump host. A connection that is lost is made once more."""
-    text = _configuration()
+    text = Path(os.fsdecode(config)).read_text(encoding="utf-8") if config else ""
     ours = {"ssh_args": ("ANSIBLE_SSH_ARGS", SSH_ARGUMENTS), "retries": ("ANSIBLE_SSH_RETRIES", "1")}
     return {
         variable: value

@@ -155,7 +155,7 @@ class Session:
         """Who runs this, for the message to others who find a host locked."""
         return f"{getpass.getuser()} on {socket.gethostname()} (pid {os.getpid()})"
 
-    def python_on(self, name: str) -> str:
+    def _python(self, name: str) -> str:
         """The Python that runs on a host."""
         path = self.interpreters.get(name) or str(self.inventory.host(name).variables.get("ansible_python_interpreter"))
         return path if path.startswith("/") else "python3"
@@ -163,7 +163,7 @@ class Session:
     @property
     def _of_hosts(self) -> dict[str, object]:
         """The variables of every playbook that say how to work on the hosts."""
-        known = {host.name: self.python_on(host.name) for host in self.inventory.hosts}
+        known = {host.name: self._python(host.name) for host in self.inventory.hosts}
         return {"provision_privileged": sorted(self.privileged), "provision_interpreters": known}
 
     @property
@@ -178,7 +178,7 @@ class Session:
 
     def script_on(self, name: str, script: str, *arguments: str, order: object = None) -> tuple[str, ssh.Feed]:
         """(a command that runs a script of ``hostside`` on a host, as root where steps may; its standard input with ``order`` as JSON)"""
-        command = "PYTHONUTF8=1 " + resources.inline_command(script, *arguments, interpreter=shlex.quote(self.python_on(name)))
+        command = "PYTHONUTF8=1 " + resources.inline_command(script, *arguments, interpreter=shlex.quote(self._python(name)))
 
         def feed(pipe: IO[bytes]) -> None:
             pipe.write(json.dumps(order).encode())

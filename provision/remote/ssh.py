@@ -173,11 +173,10 @@ def stream(session: Session, name: str, command: str, feed: Feed, on_line: Calla
     Returns:
         The exit code, negative for a signal.
     """
-    rest, is_silent = b"", True
+    rest = b""
 
     def take(_pipe: IO[bytes], data: bytes) -> None:
-        nonlocal rest, is_silent
-        is_silent = False
+        nonlocal rest
         *whole, rest = (rest + data).split(b"\n")
         if len(rest) > _LONGEST_LINE:
             whole, rest = [*whole, rest], b""
@@ -188,9 +187,6 @@ def stream(session: Session, name: str, command: str, feed: Feed, on_line: Calla
         _attend(process, feed, take, stopping)
     if rest:
         on_line(rest.decode(errors="replace"))
-    if is_silent and cast(list[str], process.args)[0] == "sshpass" and process.returncode in _SSHPASS:
-        on_line(_SSHPASS[process.returncode])
-        return UNREACHABLE
     return process.returncode
 
 

@@ -90,6 +90,7 @@ def test_each_host_runs_its_steps_gets_files_and_hears_the_others(tmp_path: Path
             "it sent what is not an event",
         ),
         ("exit 255", "exit code 255"),
+        ("exit 0", "exit code 0"),
     ],
 )
 def test_a_host_that_does_something_else_is_given_up_and_the_others_go_on(
