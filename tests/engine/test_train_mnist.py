@@ -102,7 +102,7 @@ def judged(outcome: Outcome, bar: float, np: int = 2) -> list[str]:
 
 
 def test_two_ranks_train_together_and_the_report_says_so(train, digits: dict[str, Any]) -> None:
-    at_end = "import atexit; atexit.register(lambda: print('compiler:', 'torch._dynamo' in sys.modules, file=sys.stderr))"
+    at_end = "import atexit; atexit.register(lambda: sys.stderr.write('compiler: ' + str('torch._dynamo' in sys.modules) + chr(10)))"
     outcome = train("--log-interval=5", sabotage=at_end)
     assert outcome.code == 0, outcome.output
     assert re.findall(r"compiler: (\w+)", outcome.output) == ["False", "False"], "it takes each rank a second to import"
