@@ -84,12 +84,13 @@ def test_each_host_runs_its_steps_gets_files_and_hears_the_others(tmp_path: Path
             "it sent what",
         ),
         ("while :; do echo; done", "it sent too much"),
-        (f"""echo '{ssh.ANSWER} {{"want": 7}}'; exec sleep 600""", "it sent what is not an event of Ansible's"),
-        (
+        pytest.param(f"""echo '{ssh.ANSWER} {{"want": 7}}'; exec sleep 600""", "it sent what is not an event", marks=pytest.mark.slow),
+        pytest.param(
             f"""echo '{ssh.ANSWER} {{"event": {{"event": "runner_on_ok", "event_data": 5}}}}'; exec sleep 600""",
             "it sent what is not an event",
+            marks=pytest.mark.slow,
         ),
-        ("exit 255", "exit code 255"),
+        pytest.param("exit 255", "exit code 255", marks=pytest.mark.slow),
         ("exit 0", "exit code 0"),
     ],
 )
