@@ -183,6 +183,7 @@ def _detach(session: Session, job: Job, placed: Sequence[tuple[str, int]], optio
     about: dict[str, JsonValue] = {"program": shlex.join(options.command), "user": login, "workdir": options.workdir}
     about |= {"placed": [list(each) for each in placed], "names": dict(job.names)}
     found = detached.start(session, job, about)
+    session.progress.close()  # the id below has a line of its own
     session.progress.line(f"job {found.job}: {found.shown}; it needs this machine no more")
     session.progress.line(f"  → provision logs -f {found.job}, provision cancel {found.job}; all jobs: provision jobs")
     terminal.out().say(found.job)
