@@ -382,6 +382,8 @@ def test_a_batch_shell_and_a_launcher_are_no_ranks() -> None:
     with process("sh", "-c", f"sh -c '{ranks}; wait'", **slurm) as shell:
         assert shell.stdout is not None
         pids = sorted(int(shell.stdout.readline()) for _ in (0, 1))
+        while not all(stall.read(f"/proc/{pid}/cmdline").startswith(b"sleep") for pid in pids):
+            time.sleep(0.001)  # a shell's copy has not yet become it
         found = stall.document(order([shell.pid]))["ranks"]
         for pid in pids:
             os.kill(pid, 9)
