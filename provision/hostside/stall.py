@@ -270,9 +270,10 @@ def apart(work, *arguments):
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        for number, limit in ((resource.RLIMIT_AS, MAX_MEMORY), (resource.RLIMIT_CPU, APART_S), (resource.RLIMIT_CORE, 0)):
-            resource.setrlimit(number, (limit, limit))
-        try:
+        try:  # all of it: an error must not lead into what the other process does
+            for number, limit in ((resource.RLIMIT_AS, MAX_MEMORY), (resource.RLIMIT_CPU, APART_S), (resource.RLIMIT_CORE, 0)):
+                hard = resource.getrlimit(number)[1]
+                resource.setrlimit(number, (limit if hard < 0 else min(limit, hard), hard))
             os.write(writing, work(*arguments).encode())
         finally:
             os._exit(0)

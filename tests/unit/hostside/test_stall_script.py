@@ -480,3 +480,8 @@ def test_an_examination_that_is_ended_leaves_nothing_behind(tmp_path: Path, numb
         examining.send_signal(number)
         assert examining.wait(20) == 1
     assert list(temporary.iterdir()) == []
+
+
+def test_what_fails_apart_says_nothing_and_goes_no_further() -> None:
+    assert stall.apart(lambda: str(1 / 0)) == ""
+    assert stall.apart(str.upper, "fine") == "FINE"
