@@ -6,7 +6,7 @@
 One job trains the network of Horovod's MNIST example, one the large MLP. Rank 0 stops the guard of this host, which looks at the ranks
 every five seconds, by a signal and lets it continue, block after block: both kinds of blocks of a pair meet the same machine. A cost is the
 median over the pairs of how much longer a step takes while the guard runs, with all that it did before there was a watch. Next to it the
-guard's own processor time, of all cores, which is the most that it can take from ranks that use every core.
+guard's own processor time, of one core, which is the most that it can take from ranks that use every core and wait for each other.
 The bars: 1 % of a step of MNIST, 0.2 % of one of the MLP.
 """
 
@@ -81,7 +81,7 @@ def rank(task: str, pairs: int, seconds: float) -> None:
         steps.append(times[False])
     if watcher:
         os.kill(watcher, signal.SIGCONT)
-        share = used / (pairs * count * statistics.median(steps)) / (os.cpu_count() or 1)
+        share = used / (pairs * count * statistics.mean(steps))
         quartiles = statistics.quantiles(costs, n=4)
         found = {"task": task, "cost": statistics.median(costs), "from": quartiles[0], "to": quartiles[2], "guard": share}
         print(RESULT + json.dumps({**found, "step_ms": statistics.median(steps) * 1e3, "pairs": pairs}), flush=True)
@@ -109,7 +109,7 @@ def main() -> None:
         found = {name: value if name in ("task", "pairs", "step_ms") else 100 * value for name, value in json.loads(results[0]).items()}
         print(
             "{task}: a step of {step_ms:.2f} ms takes {cost:+.2f} % with the guard (quartiles {from:+.2f} to {to:+.2f} %, {pairs} pairs); "
-            "the guard uses {guard:.3f} % of all cores; ".format(**found)
+            "the guard uses {guard:.3f} % of one core; ".format(**found)
             + f"bar {100 * bar:g} %"
         )
 

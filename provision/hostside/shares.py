@@ -13,6 +13,7 @@ SHELLS = ("sh", "bash", "dash", "env", "uv", "numactl", "taskset")  # that a pro
 LOADER = b"multiprocessing"  # in the command line of a worker that was not forked; a forked one has its rank's
 MAX_RANKS, MAX_WORKERS, MAX_THREADS, MAX_FILES = 64, 32, 200, 1024  # of a host, a rank and a process, that are looked at
 MAX_SOCKETS = 1000  # of a host, from which on they are not: to list them takes too long
+REST = 500  # times as long as a look at connections takes, until the next one: for each the kernel goes through a table for millions
 CPU = "/sys/devices/system/cpu/cpu%s/cpufreq/"
 
 
@@ -111,22 +112,25 @@ class Shares:
     def __init__(self):
         self.last, self.glances, self.seen = time.monotonic(), 0, collections.Counter()
         self.ranks = {}  # rank -> (its main process, [workers of its data loader])
-        self.sockets = set()  # inodes of their connections to other hosts
+        self.sockets, self.looks, self.rests_until = set(), [], 0.0  # inodes of theirs; (unsent, unread) at each look at them
         self.known, self.now = {}, {}  # numbers that grow, at the last window and at this one
 
     def glance(self):
         """Which processes are in the kernel for a disk now, and whether data of the ranks is under way to other hosts, or waits to be read."""
         self.glances += 1
         self.seen.update(pid for main, workers in self.ranks.values() for pid in (main, *workers) if stat_of(pid)[:1] == ["D"])
-        found = queues() if self.sockets else {}
-        of_ranks = zip(*(found[inode] for inode in self.sockets if inode in found))
-        self.seen.update(name for name, is_so in zip(("unsent", "unread"), map(any, of_ranks)) if is_so)
+        now = time.monotonic()
+        if self.sockets and now >= self.rests_until:
+            found = queues()
+            of_ranks = [found[inode] for inode in self.sockets if inode in found]  # of a job on one host none
+            self.looks.append([any(column) for column in zip(*of_ranks)] or [False, False])
+            self.rests_until = now + (REST if of_ranks else 3 * REST) * (time.monotonic() - now)
 
     def windows(self, found):
         """What `Window` of `launch/stragglers.py` reads, for each rank that was there at the last call. ``found``: the processes of ranks."""
         before, passed = self.ranks, max(time.monotonic() - self.last, 0.01)
         self.last, self.now, self.ranks, self.sockets = time.monotonic(), {}, ranks_of(found), set()
-        network = {name: self.seen[name] / max(self.glances, 1) for name in ("unsent", "unread")}
+        network = {name: sum(said) / len(said) for name, said in zip(("unsent", "unread"), zip(*self.looks))}
         sent, resent = (self._growth(at, number_in(content("/proc/net/snmp"), rb"\nTcp:(?: \S+){%d} (\d+)" % at)) for at in (10, 11))
         said = []
         for rank, (main, workers) in self.ranks.items():
@@ -142,8 +146,7 @@ class Shares:
             signs["gpu"] = float(has_gpu(main))
             if before.get(rank, (0, []))[0] == main and sockets:  # else it steps together with no other
                 said.append({"rank": rank, "signs": {name: round(value, 3) for name, value in signs.items()}})
-        self.known, self.glances, self.seen = self.now, 0, collections.Counter()
-        self.sockets &= set(queues())  # of a job on one host none
+        self.known, self.glances, self.seen, self.looks = self.now, 0, collections.Counter(), self.looks[-1:]
         return said
 
     def _growth(self, what, number):
