@@ -112,7 +112,7 @@ class Shares:
     def __init__(self):
         self.last, self.glances, self.seen = time.monotonic(), 0, collections.Counter()
         self.ranks = {}  # rank -> (its main process, [workers of its data loader])
-        self.sockets, self.looks, self.rests_until = set(), [], 0.0  # inodes of theirs; (unsent, unread) at each look at them
+        self.sockets, self.looks, self.rests_until = set(), [[False] * 2], 0.0  # inodes of theirs; (unsent, unread), the first of the last window
         self.known, self.now = {}, {}  # numbers that grow, at the last window and at this one
 
     def glance(self):
@@ -123,14 +123,14 @@ class Shares:
         if self.sockets and now >= self.rests_until:
             found = queues()
             of_ranks = [found[inode] for inode in self.sockets if inode in found]  # of a job on one host none
-            self.looks.append([any(column) for column in zip(*of_ranks)] or [False, False])
+            self.looks.append([any(column) for column in zip(*of_ranks)] or [False] * 2)
             self.rests_until = now + (REST if of_ranks else 3 * REST) * (time.monotonic() - now)
 
     def windows(self, found):
         """What `Window` of `launch/stragglers.py` reads, for each rank that was there at the last call. ``found``: the processes of ranks."""
         before, passed = self.ranks, max(time.monotonic() - self.last, 0.01)
         self.last, self.now, self.ranks, self.sockets = time.monotonic(), {}, ranks_of(found), set()
-        network = {name: sum(said) / len(said) for name, said in zip(("unsent", "unread"), zip(*self.looks))}
+        network = {name: sum(said) / len(said) for name, said in zip(("unsent", "unread"), zip(*self.looks[1:] or self.looks))}
         sent, resent = (self._growth(at, number_in(content("/proc/net/snmp"), rb"\nTcp:(?: \S+){%d} (\d+)" % at)) for at in (10, 11))
         said = []
         for rank, (main, workers) in self.ranks.items():

@@ -349,6 +349,7 @@ def test_what_a_host_sees_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "content", lambda path: FILES.get(path, "").format(**state).encode())
     monkeypatch.setattr(guard, "sockets_of", lambda _pid: {"11", "12"})
     monkeypatch.setattr(guard, "stat_of", lambda _pid: ["S" if state["unsent"] == "00000000" else "D", *["9"] * 40])
+    monkeypatch.setattr(guard, "REST", 0)
     shares = guard.Shares()
     assert shares.windows([7]) == [], "it was not there before"
     for unsent in ("00000000", "00000001", "0000FFFF", "00000000"):
@@ -363,6 +364,13 @@ def test_what_a_host_sees_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     state.update(waiting=30000, unsent="00000001")
     shares.glance()
     assert shares.windows([7])[0]["signs"]["unsent"] == 0.0, "of so many sockets none is looked at"
+    state.update(waiting=3)
+    monkeypatch.setattr(guard, "REST", 1e6)
+    shares.glance()
+    monkeypatch.setitem(FILES, "/proc/net/tcp", "a look would fail")
+    for _ in range(2):
+        assert shares.windows([7])[0]["signs"]["unsent"] == 1.0, "a window without a look is as the last one"
+        shares.glance()
 
 
 @pytest.mark.parametrize("text", [b"x", b"1:2:3 4\n", b"\xff\xff", b"  0: 1 2 01 5:6 7 8 9 10 11\n" * 3])
