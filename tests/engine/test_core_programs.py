@@ -45,7 +45,7 @@ def _run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedPro
     "arguments",
     [
         pytest.param(["selftest", "memory"], marks=pytest.mark.slow),
-        ["fuzz", "faults", "20", "0"],
+        ["fuzz", "faults", "8", "0"],
         pytest.param(["fuzz", "faults", AN_HOUR, "1000000"], marks=pytest.mark.slow),
     ],
 )

@@ -67,7 +67,7 @@ def steps(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"^\[0\] step (\d+)$", text, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("launcher", ["own", "mpi"])
+@pytest.mark.parametrize("launcher", ["own", pytest.param("mpi", marks=pytest.mark.slow)])
 def test_a_job_outlives_its_controller_and_is_found_from_another(cluster, work, monkeypatch, launcher):
     hosts = str(cluster.inventory)
     started = good(provision("run", "--launcher", launcher, "--hosts", hosts, "--detach", "train.py"))

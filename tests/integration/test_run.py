@@ -231,7 +231,7 @@ def run_until_all_spoke(words, line):
     return ended
 
 
-@pytest.mark.parametrize("launcher", ["mpi", "own"])
+@pytest.mark.parametrize("launcher", [pytest.param("mpi", marks=pytest.mark.slow), "own"])
 def test_a_rank_that_leaves_while_others_wait_is_named_with_its_words(cluster, work, launcher):
     (work / "leaves.py").write_text(LEAVES)
     words = ("run", "--launcher", launcher, "--hosts", str(cluster.inventory), "leaves.py")
