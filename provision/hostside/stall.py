@@ -30,8 +30,9 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import islice
 
-from .shares import groups_of, has_gpu
+from .shares import entries, groups_of, has_gpu
 
 BEGIN, END = "===PROVISION-STALL-BEGIN===", "===END==="
 # (rank, ranks, ranks on this host, job): variables of launchers, the one that starts processes last first: mpirun within a job of Slurm
@@ -66,6 +67,7 @@ KINDS = ("allreduce", "allgather", "broadcast", "barrier", "alltoall", "reducesc
 # PyTorch's flight recorder: the pipe that has it written, and where, by its versions. Operations that are of one size on all ranks.
 PIPE, FLIGHTS = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 SAME_SIZES, MAX_MEMORY, APART_S = re.compile("(all_?reduce|broadcast|reduce)$"), 4 << 30, 2
+RAS = "localhost:28028"  # where NCCL's subsystem for queries listens, unless NCCL_RAS_ADDR says it
 TICKS = os.sysconf("SC_CLK_TCK")
 TCP_STATES = {"01": "established", "02": "connecting", "03": "accepting", "04": "closing", "08": "closed by the peer", "0A": "listening"}
 
@@ -278,11 +280,41 @@ def apart(work, *arguments):
         finally:
             os._exit(0)
     os.close(writing)
-    said = os.read(reading, 1 << 12) if select.select([reading], [], [], APART_S)[0] else b""
+    said = os.read(reading, 1 << 16) if select.select([reading], [], [], APART_S)[0] else b""
     os.close(reading)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, os.WNOHANG)
     return said.decode(errors="replace")
+
+
+def ras_of(pid, variables):
+    """Where a rank's NCCL listens for queries; None where it does not, or in a network of its own."""
+    port = re.search(r":(\d{1,5})$", variables.get("NCCL_RAS_ADDR", RAS))
+    inodes = (link("/proc/%d/fd/%s" % (pid, name)).rstrip("]").partition("socket:[")[2] for name in entries("/proc/%d/fd" % pid, MAX_FILES))
+    those = [connections("/proc/self/net/").get(inode) for inode in inodes]
+    listening = (each[1] for each in those if each and each[3] == "0A")
+    return next((address_of(each) for each in listening if port and int(each.partition(":")[2], 16) == int(port.group(1))), None)
+
+
+def launched(address, ranks, pids):
+    """JSON: rank -> the collective operation of NCCL that it has launched last, as ``AllReduce #4711 of 8 ranks``, where the ranks of a
+    communicator have not launched as many. ``ranks``: of the job; ``pids``: the processes here, as NCCL has them -> rank. NCCL says it in JSON
+    since 2.28.7."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), APART_S) as asked:
+        asked.sendall(b"TIMEOUT 1\nSET FORMAT json\nSTATUS\n")
+        said = b"".join(islice(iter(lambda: asked.recv(1 << 16), b""), MAX_DUMP >> 16))
+    found = {}
+    for each in sorted(json.loads(said[said.index(b"{") :].decode())["communicators"], key=lambda each: each["size"]):
+        is_whole, counts = each["size"] == ranks, {}
+        for one in each["ranks"]:
+            rank = one["rank"] if is_whole else pids.get(one["pid"], -1)
+            counts.setdefault(rank, []).append(one["collective_counts"])
+        of = {name: {one["collective_counts"][name] for one in each["ranks"]} for name in each["ranks"][0]["collective_counts"]}
+        name = max(of, key=lambda name: max(of[name]) - min(of[name]))
+        those = {rank: said[0] for rank, said in counts.items() if rank in pids.values() and len(said) == 1 < len(of[name])}
+        found.update((rank, "%s #%d of %d ranks" % (name, count[name], each["size"])) for rank, count in those.items())
+    return json.dumps(found)
 
 
 def connection(pid, inode):
@@ -495,6 +527,22 @@ def watched(processes, chosen, spy, until):
     return seen
 
 
+def counted(chosen, processes):
+    """job -> what `launched` says of its ranks here, each asked through one that listens."""
+    found = {}
+    for (_rank, ranks, job, _local), members in chosen:
+        address = ras_of(members[0], processes[members[0]].environ) if job not in found else None
+        if address:
+            of_job = [(known[0], first) for known, (first, *_others) in chosen if known[2] == job]
+            inside = {rank: re.findall(rb"\nNSpid:.*\s(\d+)\n", read("/proc/%d/status" % pid)) or [pid] for rank, pid in of_job}
+            try:
+                said = json.loads(apart(launched, address, ranks, {int(pids[0]): rank for rank, pids in inside.items()}))
+                found[job] = {int(rank): text(operation) for rank, operation in said.items()}
+            except ValueError:
+                found[job] = {}  # no answer, or NCCL is older
+    return found
+
+
 def document(order):
     until = time.monotonic() + order["seconds"]
     booted = time.time() - float(read("/proc/uptime").split()[0])
@@ -513,6 +561,7 @@ def document(order):
         asked = time.time()
         recorders = {members[0] for known, members in chosen if request_flight(members[0], processes[members[0]].environ, known[0])}
         seen = watched(processes, chosen, spy, until)
+        told = counted(chosen, processes)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     found = []
@@ -521,6 +570,8 @@ def document(order):
         those = [seen[pid] for pid in members[:MAX_PROCESSES] if pid in seen and seen[pid]["threads"]]  # without one it has ended meanwhile
         if those and members[0] in recorders and not those[0]["operations"]:
             those[0]["operations"] = apart(flight, members[0], processes[members[0]].environ, rank, asked)
+        if those and not those[0]["operations"]:
+            those[0]["operations"] = told.get(job, {}).get(rank, "")
         found += [{"rank": rank, "ranks": ranks, "job": job, "local": local, "began": began, "processes": those}] if those else []
     missing = [pid for pid in pids if pid not in processes]
     return {"ranks": found, "missing": missing, "refused": [pid for pid in pids if not os.access("/proc/%d/environ" % pid, os.R_OK)]}

@@ -9,6 +9,7 @@ import os
 import pickle
 import pty
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -214,6 +215,64 @@ def test_what_a_rank_waits_for_is_read_from_pytorchs_recorder(content: bytes, si
         os.utime(dump, (since + 1, since + 1))
         assert stall.apart(stall.flight, started.pid, variables, 1, since) == said
     assert not list(Path.cwd().glob("harm"))
+
+
+#: A stand-in for a thread of NCCL, which needs a GPU: it answers as NCCL 2.29's client_support.cc prints it.
+RAS = """
+import json, os, socket, sys
+def rank(number, pid, count):
+    status = {"init_state": 0, "async_error": 0, "finalize_called": False, "destroy_flag": False, "abort_flag": False}
+    return {"rank": number, "host": "10.0.0.1", "pid": pid, "cuda_dev": number, "nvml_dev": number, "status": status,
+            "collective_counts": {"Broadcast": 12, "Reduce": 0, "AllGather": 0, "ReduceScatter": 0, "AllReduce": count}}
+def group(size, *ranks):
+    return {"hash": "0xae94423cfbb2ef4a", "secondary_hash": "0x1:0x2", "size": size, "ranks_count": len(ranks),
+            "missing_ranks_count": 0, "ranks": ranks, "missing_ranks": []}
+me, listener = os.getpid(), socket.socket()
+listener.bind(("127.0.0.1", 0))
+listener.listen()
+print(listener.getsockname()[1], flush=True)
+while True:
+    asked = listener.accept()[0]
+    commands = asked.makefile("rb")
+    said = [commands.readline(), commands.readline(), commands.readline()]
+    answer = {"nccl_version": "2.29.1", "communicators_count": 1, "communicators": eval(sys.argv[1]), "ras": {"timeouts_count": 0}}
+    asked.sendall(b"OK\\nOK\\n" + (eval(sys.argv[2]) if sys.argv[2:] else json.dumps(answer, indent=2).encode()))
+    asked.shutdown(socket.SHUT_RDWR)
+"""
+TWO = ["[group(4, rank(0, 7, 4711), rank(1, 8, 4710))]"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (TWO, {1: "AllReduce #4710 of 4 ranks"}),
+        (["[group(4, rank(0, 7, 4711), rank(1, 8, 4711))]"], {}),
+        # Of a smaller communicator ranks have numbers of their own; which process is which, is sure where the number is there once.
+        (["[group(2, rank(0, me, 5), rank(1, 8, 6))]"], {1: "AllReduce #5 of 2 ranks"}),
+        (["[group(2, rank(0, me, 5), rank(1, me, 6))]"], {}),
+        (["[group(2, rank(0, me, 5), rank(1, 8, 6)), group(4, rank(1, me, 2), rank(0, 8, 3))]"], {1: "AllReduce #2 of 4 ranks"}),
+        ([*TWO, "b'ERROR: Unknown command set format json\\nJob summary'"], {}),
+        ([*TWO, "b'[' * 1000000"], {}),
+        ([*TWO, "b'{' + b'\"a\":{' * 1000000"], {}),
+        (["[group(4, rank(0, 7, 10 ** 4000), rank(1, 8, 'x'))]"], {}),
+        ([*TWO, "time.sleep(60)"], {}),
+    ],
+)
+def test_how_many_operations_a_rank_has_launched_is_asked_of_nccl(answer: list[str], said: dict[int, str]) -> None:
+    with process(sys.executable, "-c", "import time\n" + RAS, *answer, **OWN) as started, socket.socket() as free:
+        assert started.stdout is not None
+        processes, port = stall.table(0), int(started.stdout.readline())
+        ((known, members),) = stall.ranks_of(processes, [started.pid], None)
+        processes[started.pid].environ["NCCL_RAS_ADDR"] = f"localhost:{port}"
+        stall.connections.cache_clear()
+        began = time.monotonic()
+        assert stall.counted([(known, members)], processes) == {known[2]: said}
+        assert time.monotonic() - began < 2 * stall.APART_S + 1
+        free.bind(("127.0.0.1", 0))
+        free.listen()
+        processes[started.pid].environ["NCCL_RAS_ADDR"] = f"localhost:{free.getsockname()[1]}"
+        stall.connections.cache_clear()
+        assert stall.counted([(known, members)], processes) == {}, "of another program nothing is asked"
 
 
 @pytest.mark.parametrize(("size", "said"), [("1m", True), ("4m", False)])
