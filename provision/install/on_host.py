@@ -104,7 +104,7 @@ _Orders = SimpleQueue[bytes | Path | None]
 @dataclass(eq=False)
 class _Target:
     """A host. ``left``: files that it has not got yet; ``orders``: what is written to it, None at the end; ``said``: to the others, one
-    after the other; ``sent``: bytes, and ``events``, by the host; ``failed``: when; ``noise``: what was no message."""
+    after the other; ``sent``: bytes, and ``events``, by the host; ``at``: its last event; ``failed``: when; ``noise``: no message."""
 
     name: str
     left: dict[int, Path]
@@ -113,6 +113,7 @@ class _Target:
     heard: float = field(default_factory=time.monotonic)
     sent: int = 0
     events: int = 0
+    at: Mapping[str, Any] = field(default_factory=lambda: {"task": "Run the steps"})
     failed: float = 0.0
     noise: str = ""
     is_cut_off: bool = False
@@ -232,6 +233,7 @@ class OnHosts:
                 data["res"] = {key: value for key, value in data.get("res", {}).items() if key != "ansible_facts"}
                 raw = {"event": message["event"]["event"], "event_data": data}
                 self._collector(raw)
+                target.at = data
                 next(self._record).write_text(json.dumps(raw), encoding="utf-8")
                 if target.name in self._collector.hosts and self._collector.hosts[target.name].failure and not target.failed:
                     target.failed = time.monotonic()
@@ -269,7 +271,8 @@ class OnHosts:
     def _fail(self, target: _Target, why: str, kind: str = "failed") -> None:
         """Give a host up."""
         target.is_cut_off, target.failed = True, time.monotonic()
-        self._collector({"event": f"runner_on_{kind}", "event_data": {"host": target.name, "task": "Run the steps", "res": {"msg": why}}})
+        of_event = {**target.at, "host": target.name, "duration": 0, "ignore_errors": False, "res": {"msg": why}}
+        self._collector({"event": f"runner_on_{kind}", "event_data": of_event})
 
 
 def _archive(playbook: Path, variables: Mapping[str, Any]) -> bytes:

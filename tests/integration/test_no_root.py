@@ -117,7 +117,7 @@ def test_a_host_without_a_compiler_takes_the_wheel_of_a_release(sandbox_factory,
     for host in cluster.hosts:
         administrator(host, "apt-get -q update && apt-get -q install -y --no-install-recommends openssh-client")
     refused = provision("plan", str(cluster.inventory), *LEAN)
-    assert "which needs no compiler: --wheels DIR" in refused.stderr
+    assert "or give a wheel of the engine, of the same sources (`make dist`): --wheels DIR" in refused.stderr
     good(provision("up", str(cluster.inventory), *LEAN, "--wheels", str(wheels), "--limit", "node1", "--no-smoke"))
     made = tmp_path / "hosts.bundle"
     good(provision("bundle", str(cluster.inventory), *LEAN, "--wheels", str(wheels), "--out", str(made)))

@@ -91,7 +91,10 @@ def test_each_host_runs_its_steps_gets_files_and_hears_the_others(tmp_path: Path
             marks=pytest.mark.slow,
         ),
         pytest.param("exit 255", "exit code 255", marks=pytest.mark.slow),
-        ("exit 0", "exit code 0"),
+        (
+            f"""echo '{ssh.ANSWER} {{"event": {{"event": "runner_on_start", "event_data": {{"role": "x", "task": "Unpack"}}}}}}'; exit 3""",
+            "exit code 3",
+        ),
     ],
 )
 def test_a_host_that_does_something_else_is_given_up_and_the_others_go_on(
@@ -110,6 +113,7 @@ def test_a_host_that_does_something_else_is_given_up_and_the_others_go_on(
     failure = outcome.hosts["b"].failure
     assert failure is not None
     assert failure.text.startswith(why)
+    assert failure.task == ("Unpack" if "Unpack" in script else "Run the steps"), "not where it stood"
     assert failure.kind == ("unreachable" if "255" in script else "failed")
 
 
