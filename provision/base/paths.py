@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 
@@ -12,6 +13,11 @@ def home() -> Path:
         return Path(own).expanduser()
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(base).expanduser() / "provision"
+
+
+def short(text: str) -> str:
+    """A sentence or a command with ``~`` for the home folder, as a shell takes it; words in quotes stay as they are."""
+    return re.sub(rf"(?<!\S){re.escape(os.path.expanduser('~'))}(?=/)", "~", text)
 
 
 def runs() -> Path:

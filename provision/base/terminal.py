@@ -34,6 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 _PIPE_WIDTH = 200  # of tables in a pipe or file: wide enough that few lines are folded
+_NAME = 24  # columns: a host's or a job's name up to this is never folded
 _INDENT = "    "  # before every line of a text but the first
 # An escape sequence. A string (title, clipboard, link) lasts to its end or the next escape character.
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?")
@@ -173,8 +174,9 @@ def table(entries: Iterable[Mapping[str, str]], styles: Mapping[str, str] | None
     """A plain table; its columns are the keys of the first row. ``styles``: of the values in the column ``state``."""
     listed = list(entries)
     built = Table(box=None, pad_edge=False, header_style="bold")
-    for column in listed[0] if listed else ():
-        built.add_column(styled(column), overflow="fold")
+    for number, column in enumerate(listed[0] if listed else ()):
+        is_name = number == 0 and max(len(entry[column]) for entry in listed) <= _NAME  # is pasted
+        built.add_column(styled(column), overflow="fold", no_wrap=is_name)
     for entry in listed:
         built.add_row(*(styled(value, (styles or {}).get(value, "") if column == "state" else "") for column, value in entry.items()))
     return built

@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 #: The help's groups of commands, in its order. The module of this name has each as `app` with commands of its own, else as a function.
-_JOBS = "Jobs that go on without this machine"
+_JOBS = ("jobs", "logs", "cancel", "fetch")
 _GROUPS = {
     "Begin": ("init", "up", "survey", "plan", "run", "sandbox"),
-    "Look": ("status", "doctor", "certify", "bench", "runs", "ssh"),
-    _JOBS: ("jobs", "logs", "cancel", "fetch"),
+    "Look": ("status", "doctor", *_JOBS, "certify", "bench", "runs", "ssh"),
     "More": ("push", "smoke", "image", "export", "bundle", "remove", "catalog", "schema"),
 }
 _GROUP_OF = {name: title for title, names in _GROUPS.items() for name in names}
@@ -50,7 +49,7 @@ class _Commands(Mapping[str, "ClickCommand"]):
 @cache
 def _command(name: str) -> ClickCommand:
     title = _GROUP_OF[name]
-    module = import_module(f"provision.cli.{'jobs' if name in _GROUPS[_JOBS] else name}")
+    module = import_module(f"provision.cli.{'jobs' if name in _JOBS else name}")
     group = getattr(module, "app", None)
     if group is None:
         group = App()

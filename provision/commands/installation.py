@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from provision.base import signals
+from provision.base import paths, signals
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.commands.run import Run
@@ -50,7 +50,7 @@ def install(run: Run, rollout: Rollout) -> None:
 
 def _announce(run: Run, rollout: Rollout, reasons: Mapping[str, Problem]) -> None:
     """Show the plan, and why the installation runs."""
-    more = ("more", f"provision plan {shlex.quote(run.session.inventory.argument)} --why: the reasons for each version")
+    more = ("reasons", paths.short(f"provision plan {shlex.quote(run.session.inventory.argument)} --why"))
     run.session.progress.plan(summary.title(rollout.plan), list(summary.brief(rollout.plan, reasons)), more)
 
 

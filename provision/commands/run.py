@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, TypeVar
 
-from provision.base import signals
+from provision.base import paths, signals
 from provision.base.errors import Interrupted, ProvisionError, as_provision_error
 from provision.catalog import Catalog
 from provision.inventory import Inventory
@@ -62,7 +62,7 @@ def started(inventory: Inventory, purpose: str, progress: Progress, passwords: M
             session.record_error(error)
             entries.add_missing_hosts(report, inventory, "not finished")
             report.failures.append(entries.error_failure(as_provision_error(error), inventory, session.step))
-            progress.line(f"ended early; everything about this run: {session.folder}")
+            progress.line(paths.short(f"ended early; all about this run: {session.folder}"))
             raise
         finally:
             with signals.deferred():

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from provision.base import resources, terminal
+from provision.base import paths, resources, terminal
 from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.base.text import counted
 from provision.base.validation import max_here
@@ -165,7 +165,7 @@ def follow(
         raise Interrupted(f"interrupted; nothing of this run is left running{_end_leftovers(session)}")
     if watch is not None and was_killed:
         session.progress.line(f"{watch.last_words}{_end_leftovers(session)}", "bold red")
-        session.progress.line(f"  exit code {code}; the job's whole output: {log}")
+        session.progress.line(paths.short(f"  exit code {code}; the job's whole output: {log}"))
     elif code:
         host = _host_of(found.failure.rank, result, placed, job, options) if found.failure else ""
         for line in _failure(found, output, result, job, log, host, here):
@@ -184,8 +184,9 @@ def _detach(session: Session, job: Job, placed: Sequence[tuple[str, int]], optio
     about |= {"placed": [list(each) for each in placed], "names": dict(job.names)}
     found = detached.start(session, job, about)
     session.progress.close()  # the id below has a line of its own
-    session.progress.line(f"job {found.job}: {found.shown}; it needs this machine no more")
-    session.progress.line(f"  → provision logs -f {found.job}, provision cancel {found.job}; all jobs: provision jobs")
+    session.progress.line(f"job {found.job}: {found.shown}, also without this machine (all jobs: provision jobs)")
+    for command in ("logs -f", "cancel"):
+        session.progress.line(f"  → provision {command} {found.job}")
     terminal.out().say(found.job)
     return 0
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from provision.base import paths
 from provision.base.errors import UsageError
 from provision.base.text import counted
 from provision.base.validation import MAX_COUNT, count, max_here
@@ -129,11 +130,11 @@ def _unnamed(np: int | None, say: Callable[[str], None]) -> Inventory:
     if last is not None:
         failed = last_run.newest_failed_inventory()
         newer = f"; the newer run of {failed} made no host ready" if failed else ""
-        say(f"no hosts are named: those of the last run that made hosts ready, {last}{newer} (-H localhost:{np or 2} for this machine)")
+        say(paths.short(f"on the hosts of the last run: {last}{newer} (this machine: -H localhost:{np or 2})"))
         return loading.load(last)
     if np is None:
         raise UsageError("no hosts to run on: no earlier run has made hosts ready", hint="name them: --hosts hosts.ini, or -H a:2,b:2")
-    say(f"no hosts are named and no earlier run has made hosts ready: {counted(np, 'rank')} on this machine (-H a:2,b:2 names others)")
+    say(f"no earlier run has made hosts ready: {counted(np, 'rank')} on this machine (others: -H a:2,b:2)")
     return _of_entries([(THIS_MACHINE, min(np, max_here()))])
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, ValidationError, computed_field
 
 from provision import __version__
+from provision.base import paths
 from provision.base.documents import Document
 from provision.base.problems import Problem
 from provision.base.terminal import Console, styled, table
@@ -158,9 +159,9 @@ def show(report: Report, console: Console, following: Sequence[str] = ()) -> Non
             console.say(f"    {line}")
         if failure.hint:
             console.say(f"  → {failure.hint}", "bold")
-    console.print(styled(f"everything about this run: {report.folder}", "dim"), soft_wrap=True)
+    console.print(styled(paths.short(f"all about this run: {report.folder}"), "dim"), soft_wrap=True)
     for number, command in enumerate(following):
-        console.say(f"{'      ' if number else 'Next: '}{command}")
+        console.say(paths.short(f"{'      ' if number else 'Next: '}{command}"))
 
 
 def _accuracy(report: Report) -> str:

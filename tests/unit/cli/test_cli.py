@@ -476,7 +476,7 @@ def test_sigterm_between_two_steps_exits_130(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", ENDED_BETWEEN_TWO_STEPS], capture_output=True, text=True, check=False)
     assert done.returncode == 130, done.stderr
     assert "provision: interrupted\n  → run the same command again" in done.stderr
-    assert f"everything about this run: {tmp_path}/home/runs/2" in done.stderr
+    assert f"all about this run: {tmp_path}/home/runs/2" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ def test_what_ends_a_run_stands_in_its_report(
     (failure,) = report["failures"]
     assert (failure["host"], failure["where"], failure["what"]) == (host, "install", said)
     assert {each["host"]: each["state"] for each in report["hosts"]} == {"a": "not finished", "b": "not finished"}
-    assert f"everything about this run: {report['folder']}" in capsys.readouterr().err
+    assert f"all about this run: {report['folder']}" in capsys.readouterr().err
     assert last_run.failed_hosts(hosts.inventory()) == ["a", "b"]
 
 

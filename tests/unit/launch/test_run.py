@@ -80,7 +80,7 @@ def test_default_hosts_are_those_of_the_last_run_or_this_machine(tmp_path: Path,
     said: list[str] = []
     (only,) = target_hosts.choose(None, [], 4, said.append).hosts
     assert (only.name, only.connection, only.slots) == ("localhost", "local", 4)
-    assert said.pop().startswith("no hosts are named and no earlier run has made hosts ready: 4 ranks on this machine")
+    assert said.pop().startswith("no earlier run has made hosts ready: 4 ranks on this machine")
     folder = tmp_path / "runs/20260101-000000-abcdef"
     folder.mkdir(parents=True)
     (folder / "report.json").write_text(json.dumps({"inventory": "a,b", "hosts": [{"state": "blocked"}, {"state": "ready"}]}))
@@ -88,7 +88,7 @@ def test_default_hosts_are_those_of_the_last_run_or_this_machine(tmp_path: Path,
     vain.mkdir()
     (vain / "report.json").write_text(json.dumps({"inventory": "mistyped", "hosts": [{"state": "blocked"}]}))
     assert [host.name for host in target_hosts.choose(None, [], 4, said.append).hosts] == ["a", "b"]
-    there = "no hosts are named: those of the last run that made hosts ready, a,b"
+    there = "on the hosts of the last run: a,b"
     assert said.pop().startswith(f"{there}; the newer run of mistyped made no host ready (")
     (vain / "report.json").unlink()
     target_hosts.choose(None, [], 4, said.append)

@@ -81,7 +81,7 @@ def test_the_closing_table_fits_the_terminal_and_names_stay_whole(width: int, nc
     assert ("NCCL" in "".join(lines)) == (nccl != "-")
     assert (any(line.startswith("on all hosts: Open MPI 4.1.8, ") for line in lines)) == (width == 80)
     assert lines[-3:] == [
-        "everything about this run: /f",
+        "all about this run: /f",
         "Next: provision run 'my hosts.ini' -np 4 train.py  (your own program)",
         "      provision runs report --open  (this run as a page)",
     ]
