@@ -7,39 +7,16 @@ APT_CONFIG names the configuration in that folder.
 
 from __future__ import annotations
 
-DOCUMENTATION = r"""
-module: apt_mirror
-short_description: Let apt use a mirror without changing the host's lists
-description:
-  - Downloads the mirror's indexes, unless that was done within the hour for the same lists. Third-party repositories are used as before,
-    and may fail; the mirror may not.
-author: [the provision authors]
-options:
-  folder: {description: "The folder; C(apt.conf) in it is for APT_CONFIG.", type: path, required: true}
-  url: {description: The mirror's address without a login., type: str, required: true}
-  login: {description: "C(user:password) for it, encoded as in an address; empty for none.", type: str, default: ""}
-"""
+import glob
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
 
-EXAMPLES = r"""
-- name: Update the mirror's index
-  apt_mirror:
-    folder: /opt/provision/apt-mirror
-    url: http://mirror.example.org/debian
-"""
-
-RETURN = r"""
-"""
-
-import glob  # noqa: E402
-import hashlib  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
-import re  # noqa: E402
-import shutil  # noqa: E402
-import time  # noqa: E402
-
-from ansible.module_utils import aptsources  # noqa: E402
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils import aptsources
+from ansible.module_utils.basic import AnsibleModule
 
 LISTS = "/etc/apt"
 OS_RELEASE = "/etc/os-release"
@@ -110,9 +87,9 @@ def digest(lists):
 def main():
     module = AnsibleModule(
         argument_spec={
-            "folder": {"type": "path", "required": True},
-            "url": {"type": "str", "required": True},
-            "login": {"type": "str", "default": "", "no_log": True},
+            "folder": {"type": "path", "required": True},  # the folder; `apt.conf` in it is for APT_CONFIG
+            "url": {"type": "str", "required": True},  # the mirror's address without a login
+            "login": {"type": "str", "default": "", "no_log": True},  # `user:password` for it, encoded as in an address; empty for none
         },
     )
     folder, url, login = (module.params[name] for name in ("folder", "url", "login"))

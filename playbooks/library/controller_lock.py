@@ -3,34 +3,8 @@
 
 from __future__ import annotations
 
-DOCUMENTATION = r"""
-module: controller_lock
-short_description: Let one run at a time change this host
-description:
-  - Acquires or releases the host lock. Never reports a change, because the lock is not part of the host's state.
-author: [the provision authors]
-options:
-  state: {description: Acquire or release it., choices: [held, released], required: true}
-  run: {description: The run's id., type: str, required: true}
-  owner: {description: Who runs it and where, for the message to others., type: str, default: another user}
-  dead: {description: Ids of runs that have ended., type: list, elements: str, default: []}
-  guard: {description: "The command of C(guard.py), which ends here what a run has left at work.", type: str, default: ""}
-  path: {description: The lock file., type: path, default: /run/provision.lock}
-"""
-
-EXAMPLES = r"""
-- name: Acquire the host lock
-  controller_lock:
-    state: held
-    run: 20260101-120000-abcdef
-    owner: ann on laptop
-"""
-
-RETURN = r"""
-"""
-
-from ansible.module_utils import host_lock  # noqa: E402
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils import host_lock
+from ansible.module_utils.basic import AnsibleModule
 
 
 def main():
@@ -38,9 +12,9 @@ def main():
         argument_spec={
             "state": {"choices": ["held", "released"], "required": True},
             "run": {"type": "str", "required": True},
-            "owner": {"type": "str", "default": "another user"},
-            "dead": {"type": "list", "elements": "str", "default": []},
-            "guard": {"type": "str", "default": ""},
+            "owner": {"type": "str", "default": "another user"},  # who runs it and where
+            "dead": {"type": "list", "elements": "str", "default": []},  # ids of runs that have ended
+            "guard": {"type": "str", "default": ""},  # the command of `guard.py`, which ends here what a run has left at work
             "path": {"type": "path", "default": "/run/provision.lock"},
         },
         supports_check_mode=True,

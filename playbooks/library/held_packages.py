@@ -3,54 +3,17 @@
 
 A build that sorts above the chosen one must not replace it (`2.21.5-1+cuda13.1` and a distribution's `2.21.5-1-1` sort above
 `2.21.5-1+cuda12.4`), so the exact version is installed, as a downgrade if need be, and held; a hold on another version is released first
-and restored where the installation fails.
+and restored where the installation fails. Where the versions are installed and held, no package index is used.
+
+Returns ``held``: what it holds and was not held before; ``replaced``: name to the version before; ``differ``: whether anything is needed.
 """
 
 from __future__ import annotations
 
-DOCUMENTATION = r"""
-module: held_packages
-short_description: Keep packages at exact versions and hold them
-description:
-  - Does nothing, and uses no package index, where the versions are installed and held.
-author: [the provision authors]
-options:
-  packages:
-    description: As the package manager writes them, C(name=version) for apt, C(name-version-release) for dnf.
-    type: list
-    elements: str
-    required: true
-  manager: {description: The package manager., choices: [apt, dnf], required: true}
-  source_list: {description: "The only apt list to update; all of them without it.", type: path}
-  files: {description: The packages' files; with them no package index is used., type: list, elements: path, default: []}
-"""
+import os
+import re
 
-EXAMPLES = r"""
-- name: Install NCCL
-  held_packages:
-    manager: apt
-    packages: [libnccl2=2.21.5-1+cuda12.4, libnccl-dev=2.21.5-1+cuda12.4]
-"""
-
-RETURN = r"""
-held:
-  description: Packages that this task holds and that were not held before, as the package manager names them.
-  returned: always
-  type: list
-differ:
-  description: Whether an installation or a hold is needed.
-  returned: always
-  type: bool
-replaced:
-  description: Packages that this task has replaced by another version, name to the version before.
-  returned: always
-  type: dict
-"""
-
-import os  # noqa: E402
-import re  # noqa: E402
-
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
 
 LOCK_S = 300  # another user of the package manager gets this long to finish
 ERROR_LINES = 8
@@ -169,10 +132,11 @@ def would_be_removed(text):
 def main():
     module = AnsibleModule(
         argument_spec={
+            # as the package manager writes them, `name=version` for apt, `name-version-release` for dnf
             "packages": {"type": "list", "elements": "str", "required": True},
             "manager": {"choices": ["apt", "dnf"], "required": True},
-            "source_list": {"type": "path"},
-            "files": {"type": "list", "elements": "path", "default": []},
+            "source_list": {"type": "path"},  # the only apt list to update; all of them without it
+            "files": {"type": "list", "elements": "path", "default": []},  # the packages' files; with them no package index is used
         },
         supports_check_mode=True,
     )

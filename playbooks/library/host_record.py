@@ -1,48 +1,19 @@
 #!/usr/bin/python
-"""Ansible module: entries in the host's record for what other tasks will make. Runs on the host; Python 3.7+."""
+"""Ansible module: entries in the host's record for what other tasks will make. Runs on the host; Python 3.7+.
+
+With ``prefix`` it refuses another user's folder and records what will be made in it, which may be replaced and removed as a whole; it
+creates the folder, open to all users. ``claimed`` paths are recorded as ours where nothing exists yet. ``packages=before`` records what is
+installed, ``after`` the difference as ours: it belongs into an ``always``. After an interrupted installation the next ``before`` or
+``closed`` records the difference as unsure, because others may have installed packages since; `provision remove` finds out which are ours.
+"""
 
 from __future__ import annotations
 
-DOCUMENTATION = r"""
-module: host_record
-short_description: Record folders, files and system packages in the host's record
-description:
-  - With C(prefix), refuses another user's folder and records what will be made in it; that may be replaced and removed as a whole.
-    Creates the folder, and opens it to all users.
-  - With C(claimed), records these paths as ours where nothing exists yet.
-  - C(packages=before) records what is installed; C(packages=after) records the difference as ours, and belongs into an C(always).
-  - After an interrupted installation the next C(before) or C(closed) records the difference as unsure, because others may have
-    installed packages since; C(provision remove) finds out which are ours.
-author: [the provision authors]
-options:
-  record: {description: The record., type: path, required: true}
-  prefix: {description: The folder that the record is in., type: path}
-  contents: {description: Names of what will be made in the prefix., type: list, elements: str, default: []}
-  claimed: {description: Paths that other tasks will make., type: list, elements: path, default: []}
-  packages: {description: "Before or after an installation; C(closed): none is running.", choices: [before, after, closed]}
-  asked: {description: "With C(before): the requested packages.", type: list, elements: str, default: []}
-  held: {description: Packages that the installation has put on hold., type: list, elements: str, default: []}
-  removed: {description: Packages that were there before us and were removed., type: list, elements: str, default: []}
-  replaced: {description: "Packages that the installation changed to another version, name to the version before.", type: dict, default: {}}
-  driver: {description: The driver that was installed and is not ours to remove., type: str}
-"""
+import json
+import os
 
-EXAMPLES = r"""
-- name: Record present packages
-  host_record:
-    record: /opt/provision/record.json
-    packages: before
-    asked: [g++]
-"""
-
-RETURN = r"""
-"""
-
-import json  # noqa: E402
-import os  # noqa: E402
-
-from ansible.module_utils import host_record, trust  # noqa: E402
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils import host_record, trust
+from ansible.module_utils.basic import AnsibleModule
 
 OPEN = 0o755
 HINT = "Give this host another folder with provision_prefix, or move away what is there."
@@ -129,15 +100,16 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "path", "required": True},
-            "prefix": {"type": "path"},
-            "contents": {"type": "list", "elements": "str", "default": []},
-            "claimed": {"type": "list", "elements": "path", "default": []},
-            "packages": {"choices": ["before", "after", "closed"]},
-            "asked": {"type": "list", "elements": "str", "default": []},
-            "held": {"type": "list", "elements": "str", "default": []},
-            "removed": {"type": "list", "elements": "str", "default": []},
+            "prefix": {"type": "path"},  # the folder that the record is in
+            "contents": {"type": "list", "elements": "str", "default": []},  # names of what will be made in the prefix
+            "claimed": {"type": "list", "elements": "path", "default": []},  # paths that other tasks will make
+            "packages": {"choices": ["before", "after", "closed"]},  # before or after an installation; `closed`: none is running
+            "asked": {"type": "list", "elements": "str", "default": []},  # with `before`: the requested packages
+            "held": {"type": "list", "elements": "str", "default": []},  # packages that the installation has put on hold
+            "removed": {"type": "list", "elements": "str", "default": []},  # packages that were there before us and were removed
+            # packages that the installation changed to another version, name to the version before
             "replaced": {"type": "dict", "default": {}},
-            "driver": {"type": "str"},
+            "driver": {"type": "str"},  # the driver that was installed and is not ours to remove
         },
         supports_check_mode=True,
     )

@@ -1,47 +1,17 @@
 #!/usr/bin/python
-"""Ansible module: files, or marked blocks in shared files, that are in the host's record. Runs on the host; Python 3.7+."""
+"""Ansible module: files, or marked blocks in shared files, that are in the host's record. Runs on the host; Python 3.7+.
+
+The record is written first.
+"""
 
 from __future__ import annotations
 
-DOCUMENTATION = r"""
-module: owned_file
-short_description: Write files or blocks and record them
-description:
-  - The record is written first.
-author: [the provision authors]
-options:
-  record: {description: "The host's record; none for files in a folder that is removed as a whole.", type: path}
-  absent: {description: "Files and folders to remove, in such a folder.", type: list, elements: path, default: []}
-  files:
-    description: The files.
-    type: list
-    elements: dict
-    default: []
-    suboptions:
-      path: {description: The file., type: path, required: true}
-      content: {description: "The text of the file, or of the block; a document, which is written as JSON.", type: raw, required: true}
-      marker: {description: "A line with C({mark}) that stands around the block, where the file is shared.", type: str}
-      mode: {description: The file's permissions., type: str, default: "0644"}
-"""
+import json
+import os
+import shutil
 
-EXAMPLES = r"""
-- name: Configure the linker
-  owned_file:
-    record: /opt/provision/record.json
-    files:
-      - path: /etc/ld.so.conf.d/00-provision.conf
-        content: "/opt/provision/venv/lib\n"
-"""
-
-RETURN = r"""
-"""
-
-import json  # noqa: E402
-import os  # noqa: E402
-import shutil  # noqa: E402
-
-from ansible.module_utils import host_record  # noqa: E402
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils import host_record
+from ansible.module_utils.basic import AnsibleModule
 
 
 def block_of(text, marker):
@@ -86,15 +56,15 @@ def mode_of(path):
 def main():
     file = {
         "path": {"type": "path", "required": True},
-        "content": {"type": "raw", "required": True},
-        "marker": {"type": "str"},
+        "content": {"type": "raw", "required": True},  # the text of the file, or of the block; a document, which is written as JSON
+        "marker": {"type": "str"},  # a line with `{mark}` that stands around the block, where the file is shared
         "mode": {"type": "str", "default": "0644"},
     }
     module = AnsibleModule(
         argument_spec={
-            "record": {"type": "path"},
+            "record": {"type": "path"},  # the host's record; none for files in a folder that is removed as a whole
             "files": {"type": "list", "elements": "dict", "options": file, "default": []},
-            "absent": {"type": "list", "elements": "path", "default": []},
+            "absent": {"type": "list", "elements": "path", "default": []},  # files and folders to remove, in such a folder
         },
         supports_check_mode=True,
     )

@@ -7,7 +7,9 @@ repository alone (signed-by) and is read from
 - the vendor's keyring package (``vendor``), which is not installed: the list in it has another address than a mirror;
 - a package that is a repository (``local``, `nccl-local-repo-*.deb`). It unpacks to /var/nccl-local-repo-…, with a list and a key; the key
   must be copied to where the list expects it. Old packages have a list without signed-by, for `apt-key`, which no longer exists: the list
-  is changed to name a keyring of ours.
+  is changed to name a keyring of ours. Without ``package`` the module only returns whether one is ``needed``.
+
+``vendor`` does nothing where a list that is not ours names the same address: apt refuses two with different keys.
 
 ``absent`` removes files that are ours and unchanged, a key only where no list names it any more. Files that are missing, were changed or
 belong to a package by now are marked as unwanted: the survey does not report them, and `provision remove` still names what stays.
@@ -15,55 +17,15 @@ belong to a package by now are marked as unwanted: the survey does not report th
 
 from __future__ import annotations
 
-DOCUMENTATION = r"""
-module: owned_repository
-short_description: Add the repository of a package, or remove those that the plan does not name
-description:
-  - C(vendor) does nothing where a list that is not ours names the same address; apt refuses two with different keys.
-  - C(local) without C(package) only returns whether the package is installed and complete.
-author: [the provision authors]
-options:
-  record: {description: The host's record., type: path, required: true}
-  state: {description: The wanted state., choices: [vendor, local, absent], required: true}
-  recorded: {description: "C(vendor): whether it is ours to remove; not where what is installed from it stays.", type: bool, default: true}
-  package: {description: The .deb that holds the key; one of a local repository is removed once it is installed., type: path}
-  package_sha256: {description: Its checksum; verified before anything of it is used., type: str}
-  file_name: {description: "C(local): the package's file name, C(NAME_VERSION_ARCH.deb).", type: str}
-  name: {description: "C(vendor): of the list file without its ending.", type: str}
-  url: {description: "C(vendor): the repository's base address.", type: str}
-  entry: {description: "C(vendor): the list's line.", type: str}
-  keyring: {description: "C(vendor): where the key goes; the entry names it as C(signed-by).", type: path}
-  keep: {description: "C(absent): lists and keys that stay.", type: list, elements: path, default: []}
-"""
+import glob
+import os
+import re
+import shutil
+import tempfile
 
-EXAMPLES = r"""
-- name: Add NVIDIA's repository
-  owned_repository:
-    record: /opt/provision/record.json
-    state: vendor
-    name: cuda-debian12-x86_64
-    url: https://packages.example.org/debian12
-    entry: deb [signed-by=/usr/share/keyrings/cuda-archive-keyring.gpg] https://packages.example.org/debian12/ /
-    keyring: /usr/share/keyrings/cuda-archive-keyring.gpg
-    package: /opt/provision/repositories/cuda-keyring.deb
-    package_sha256: "..."
-"""
-
-RETURN = r"""
-list: {description: "The file in which the repository stands; empty before C(local) is installed.", returned: success, type: str}
-needed: {description: "C(local): whether an installation is needed.", returned: success, type: bool}
-removed: {description: "C(absent): the files that were or would be removed.", returned: success, type: list, elements: str}
-"""
-
-import glob  # noqa: E402
-import os  # noqa: E402
-import re  # noqa: E402
-import shutil  # noqa: E402
-import tempfile  # noqa: E402
-
-from ansible.module_utils import host_record  # noqa: E402
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible.module_utils.checksums import verify  # noqa: E402
+from ansible.module_utils import host_record
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.checksums import verify
 
 LISTS = ("/etc/apt/sources.list.d/", "/etc/yum.repos.d/")
 KEYS = ("/usr/share/keyrings/", "/etc/pki/rpm-gpg/")
@@ -230,15 +192,16 @@ def main():
         argument_spec={
             "record": {"type": "path", "required": True},
             "state": {"choices": ["vendor", "local", "absent"], "required": True},
+            # `vendor`: whether it is ours to remove; not where what is installed from it stays
             "recorded": {"type": "bool", "default": True},
-            "package": {"type": "path"},
-            "package_sha256": {"type": "str"},
-            "file_name": {"type": "str"},
-            "name": {"type": "str"},
-            "url": {"type": "str"},
-            "entry": {"type": "str"},
-            "keyring": {"type": "path"},
-            "keep": {"type": "list", "elements": "path", "default": []},
+            "package": {"type": "path"},  # the .deb that holds the key; one of a local repository is removed once it is installed
+            "package_sha256": {"type": "str"},  # its checksum; verified before anything of it is used
+            "file_name": {"type": "str"},  # `local`: the package's file name, `NAME_VERSION_ARCH.deb`
+            "name": {"type": "str"},  # `vendor`: of the list file without its ending
+            "url": {"type": "str"},  # `vendor`: the repository's base address
+            "entry": {"type": "str"},  # `vendor`: the list's line
+            "keyring": {"type": "path"},  # `vendor`: where the key goes; the entry names it as `signed-by`
+            "keep": {"type": "list", "elements": "path", "default": []},  # `absent`: lists and keys that stay
         },
         required_if=[("state", "vendor", ["name", "url", "entry", "keyring", "package"]), ("state", "local", ["file_name"])],
         required_together=[("package", "package_sha256")],

@@ -2,47 +2,19 @@
 """Ansible module: a folder with exactly the content of one archive. Runs on the host; Python 3.7+, standard library only.
 
 The folder notes its archive and its files, so that a missing file or another archive is found without the archive.
+Without ``archive`` the module only returns why the folder must be unpacked (again), as ``needed``.
 """
 
 from __future__ import annotations
 
-DOCUMENTATION = r"""
-module: unpacked_archive
-short_description: Unpack an archive where its folder is not complete
-description:
-  - Without C(archive) it only returns whether the folder must be unpacked (again).
-author: [the provision authors]
-options:
-  folder: {description: The folder; it is replaced as a whole., type: path, required: true}
-  key: {description: Names the content; another one is unpacked again., type: str, required: true}
-  archive: {description: The tar archive; it is removed once it is unpacked., type: path}
-  archive_sha256: {description: Its checksum; verified before anything of it is used., type: str}
-"""
+import json
+import os
+import shutil
+import sys
+import tarfile
 
-EXAMPLES = r"""
-- name: Unpack Open MPI
-  unpacked_archive:
-    folder: /opt/provision/openmpi
-    key: openmpi-4.1.8-debian12-x86_64-0123456789ab
-    archive: /opt/provision/src/openmpi.tar.gz
-    archive_sha256: "..."
-"""
-
-RETURN = r"""
-needed:
-  description: Why the folder had to be unpacked or must be, or an empty string.
-  returned: always
-  type: str
-"""
-
-import json  # noqa: E402
-import os  # noqa: E402
-import shutil  # noqa: E402
-import sys  # noqa: E402
-import tarfile  # noqa: E402
-
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible.module_utils.checksums import verify  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.checksums import verify
 
 NOTE = ".provision-archive.json"  # {"key": …, "files": [relative paths]}
 
@@ -82,10 +54,10 @@ def unpack(archive, folder, key):
 def main():
     module = AnsibleModule(
         argument_spec={
-            "folder": {"type": "path", "required": True},
-            "key": {"type": "str", "required": True},
-            "archive": {"type": "path"},
-            "archive_sha256": {"type": "str"},
+            "folder": {"type": "path", "required": True},  # the folder; it is replaced as a whole
+            "key": {"type": "str", "required": True},  # names the content; another one is unpacked again
+            "archive": {"type": "path"},  # the tar archive; it is removed once it is unpacked
+            "archive_sha256": {"type": "str"},  # its checksum; verified before anything of it is used
         },
         required_together=[("archive", "archive_sha256")],
         supports_check_mode=True,

