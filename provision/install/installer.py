@@ -36,7 +36,11 @@ def _variables(rollout: Rollout, engine_archive: Path) -> dict[str, object]:
         "provision_plan": plan.as_dict(logins=True),
         "provision_cluster": ssh_mesh.cluster_id(rollout.inventory),
         "provision_members": rollout.members,
-        "provision_manifests": {name: manifest.as_dict() for name, manifest in rollout.manifests.items()},
+        # Without the members, which are the same for all: a thousand times a thousand.
+        "provision_manifests": {
+            name: {key: value for key, value in manifest.as_dict().items() if key != "members" or not rollout.complete}
+            for name, manifest in rollout.manifests.items()
+        },
         "provision_networks": ssh_mesh.networks(rollout.members),
         "provision_build_packages": build_packages(rollout.request.options.catalog),
         "provision_engine": {"archive": str(engine_archive), "sha256": sources.engine.sha256},
@@ -208,7 +212,7 @@ def install(session: Session, rollout: Rollout, on_complete: Callable[[str, File
     finally:
         builds.adopt(folder / "supplies")
     if outcome.failed and not check:
-        session.release(hosts)
+        session.release(name for name in hosts if name not in outcome.hosts or outcome.hosts[name].failure)  # the others have done so
     parts: dict[str, builds.Shares] = {part["title"]: part for part in supplies["provision_from_source"].values()}
     parts["the engine"] = supplies["provision_engine_builds"]
     return Installed(outcome, unlocked, from_source.fallbacks(parts, made, failures))

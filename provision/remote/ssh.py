@@ -38,7 +38,7 @@ UNREACHABLE = 255
 OWN_CONNECTION = ("-o", "ControlMaster=no", "-o", "ControlPath=none")
 PARALLEL = 256  # hosts on which a command runs at the same time
 STARTS, START_S = 64, 2.0  # logins that begin within so many seconds: a jump host refuses more
-_FILES = 8  # that each may need here
+_FILES, _MAX_FILES = 8, 1 << 16  # that each may need open here, and that all may where the system allows it
 #: What sshpass, which prints nothing itself, means by its exit code.
 _SSHPASS = {5: "Permission denied", 6: "Host key verification failed"}
 _POLL_S = 0.2  # how soon an interrupt is noticed
@@ -320,8 +320,8 @@ def _run(
 def at_once() -> int:
     """On how many hosts a command may run at the same time: each needs open files, of which the limit is raised as far as it may be."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= limit < (wanted := PARALLEL * _FILES + 256):
-        limit = wanted if most < 0 else min(most, wanted)
+    if 0 <= limit < _MAX_FILES:
+        limit = _MAX_FILES if most < 0 else min(most, _MAX_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
     return PARALLEL if limit < 0 else max(1, min(PARALLEL, (limit - 100) // _FILES))
 
