@@ -40,7 +40,7 @@ from provision.survey.model import Interpreter
 SILENT_S = 60.0  # a host says that it is alive six times as often
 _MAX_BYTES, _MAX_EVENTS = 64 << 20, 20_000  # that a host may say in all
 _MAX_WORDS = 2000  # letters of a line that is for others, or for people
-_POLL_S = 0.5  # how soon an interrupt is noticed
+_POLL_S, _OF_HOST_S = 0.5, 3.0  # how soon an interrupt is noticed: here, and by the thread of each host, of which there may be a thousand
 _LONGEST_S, _AFTER_S = 86_400.0, 600.0  # until a host is given up in any case, and after it has failed
 _PACKAGES = ("ansible-core", "jinja2", "markupsafe", "pyyaml", "packaging")
 _FOLDERS = ("roles", "library", "module_utils")
@@ -103,11 +103,12 @@ _Orders = SimpleQueue[bytes | Path | None]
 
 @dataclass(eq=False)
 class _Target:
-    """A host. ``left``: files that it has not got yet; ``orders``: what is written to it, None at the end; ``said``: to the others, one
+    """A host. ``left``: files that it has not got yet; ``record``: its events; ``orders``: what is written to it, None at the end; ``said``: to the others, one
     after the other; ``sent``: bytes, and ``events``, by the host; ``at``: its last event; ``failed``: when; ``noise``: no message."""
 
     name: str
     left: dict[int, Path]
+    record: Path
     orders: _Orders = field(default_factory=_Orders)
     said: list[str] = field(default_factory=list)
     heard: float = field(default_factory=time.monotonic)
@@ -139,25 +140,31 @@ class OnHosts:
         variables = {"provision_run_id": self._session.run_id, **play.extra_vars}
         ansible_vars.write(workdir / "vars.json", variables)
         archive, typed = _archive(play.path.parent, variables), self._session.passwords.get("become")
-        self._collector, self._record = Collector(on_event), (artifacts / f"job_events/{n}-host.json" for n in itertools.count(1))
-        self._going = [_Target(name, dict(self._supplies)) for name in play.hosts or ()]
+        self._collector = Collector(on_event)
+        records = (artifacts / f"job_events/{number}-host.json" for number in itertools.count(1))
+        targets = [_Target(name, dict(self._supplies), next(records)) for name in play.hosts or ()]
+        self._going, stopped, polled = dict.fromkeys(targets), threading.Event(), 0.0
         ssh.at_once()  # which raises the limit of open files
-        stopped, polled, count = threading.Event(), 0.0, len(self._going)
+
+        def start() -> None:
+            for target in targets:
+                password = ssh.secret(self._session.inventory.host(target.name).sudo_password, typed)
+                host = {"all": {"hosts": {target.name: {"ansible_connection": "local"}}}}
+                own = {"own.json": ansible_vars.text(_own(variables, target.name)), "hosts.yml": json.dumps(host)}
+                words = ["--become-password-file", "-"] if password else []
+                order = {"size": len(archive), "files": {**self._files, **own}, "arguments": words + _ARGUMENTS, "password": password}
+                begin = (json.dumps(order).encode() + b"\n", archive)
+                pool.submit(self._attend, target, begin, lambda: stopped.is_set() or interrupted.is_set())
+                if stopped.wait(ssh.START_S / ssh.STARTS):
+                    break
+
         with (
             signals.as_event() as interrupted,
-            ThreadPoolExecutor(count) as pool,
+            ThreadPoolExecutor(len(targets) + 1) as pool,
             printed.open("w", encoding="utf-8", errors="backslashreplace") as log,
         ):
             try:
-                for target in list(self._going):
-                    password = ssh.secret(self._session.inventory.host(target.name).sudo_password, typed)
-                    host = {"all": {"hosts": {target.name: {"ansible_connection": "local"}}}}
-                    own = {"own.json": ansible_vars.text(_own(variables, target.name)), "hosts.yml": json.dumps(host)}
-                    words = ["--become-password-file", "-"] if password else []
-                    order = {"size": len(archive), "files": {**self._files, **own}, "arguments": words + _ARGUMENTS, "password": password}
-                    begin = (json.dumps(order).encode() + b"\n", archive)
-                    pool.submit(self._attend, target, begin, lambda: stopped.is_set() or interrupted.is_set())
-                    time.sleep(ssh.START_S / ssh.STARTS)
+                starting = pool.submit(start)
                 while self._going and not interrupted.is_set():
                     with suppress(Empty):
                         target, line = self._lines.get(timeout=_POLL_S)
@@ -165,6 +172,8 @@ class OnHosts:
                     if time.monotonic() > polled + _POLL_S:
                         polled = time.monotonic()
                         self._session.progress.waiting()
+                        if starting.done():
+                            starting.result()
             finally:
                 stopped.set()
         outcome = Outcome(0, self._collector.hosts, printed, interrupted.is_set())
@@ -206,7 +215,7 @@ class OnHosts:
             began = target.heard = time.monotonic()
             target.orders = orders = _Orders()
             try:
-                code = ssh.stream(self._session, target.name, command, partial(feed, orders=orders), take, is_enough)
+                code = ssh.stream(self._session, target.name, command, partial(feed, orders=orders), take, is_enough, _OF_HOST_S)
             except OSError as error:  # no ssh or sshpass here, or too many files are open
                 code, target.noise = ssh.UNREACHABLE, str(error)
             orders.put(None)
@@ -234,7 +243,8 @@ class OnHosts:
                 raw = {"event": message["event"]["event"], "event_data": data}
                 self._collector(raw)
                 target.at = data
-                next(self._record).write_text(json.dumps(raw), encoding="utf-8")
+                with target.record.open("a", encoding="utf-8") as record:
+                    record.write(f"{json.dumps(raw)}\n")
                 if target.name in self._collector.hosts and self._collector.hosts[target.name].failure and not target.failed:
                     target.failed = time.monotonic()
                     self._exchange()
@@ -256,12 +266,12 @@ class OnHosts:
         going = [each for each in self._going if not each.failed]
         if going and all(len(each.said) > self._rounds for each in going):
             told = {each.name: ssh_mesh.public_key(each.said[self._rounds]) or "" for each in going}
-            self._rounds += 1
+            self._rounds, order = self._rounds + 1, json.dumps({"told": told}).encode() + b"\n"
             for each in going:
-                each.orders.put(json.dumps({"told": told}).encode() + b"\n")
+                each.orders.put(order)
 
     def _end(self, target: _Target, code: int) -> None:
-        self._going.remove(target)
+        del self._going[target]
         if (code != 0 or target.name not in self._collector.hosts) and not target.failed:
             is_silent, is_lost = time.monotonic() - target.heard > SILENT_S, code == ssh.UNREACHABLE
             why = f"nothing has come for {SILENT_S:g} s" if is_silent else target.noise or f"exit code {code}"
