@@ -1,4 +1,4 @@
-"""A STUB of a host, below the connection: what sshd starts for a login in `benchmarks/light_hosts.py`. Nothing is installed and no Ansible runs.
+"""A STUB of a host, below the connection: what sshd starts for a login in `light_hosts.py`. Nothing is installed and no Ansible runs.
 
 It answers the survey with a real host's answer under its own identity, and the steps with the lines that a real host printed during its
 first `up`, at their own pace, exchanging keys and taking files as they came. Real are ssh, sshd, and all that the controller does.
@@ -21,7 +21,7 @@ speaking = threading.Lock()
 
 def own(text):
     """A recorded text with this host's identity in place of the recorded one's."""
-    return text.replace("@number@", str(NUMBER)).replace("@address@", "10.%d.%d.%d" % (A, B, C)).replace("@hex@", "%016x" % NUMBER)
+    return text.replace("@number@", str(NUMBER)).replace("@address@", f"10.{A}.{B}.{C}").replace("@hex@", f"{NUMBER:016x}")
 
 
 def read(name):
@@ -31,7 +31,7 @@ def read(name):
 
 def say(text):
     with speaking:
-        os.write(1, ("\n%s %s\n" % (MARK, text)).encode())
+        os.write(1, f"\n{MARK} {text}\n".encode())
 
 
 def beat():
@@ -50,7 +50,7 @@ def survey(fault):
     if os.path.exists(held):
         with open(held) as file:
             found["installed"].update(json.loads(own(read("installed.json"))), manifest=json.load(file))
-    print("\n===PROVISION-FACTS-BEGIN===\n%s\n===END===" % json.dumps(found))
+    print(f"\n===PROVISION-FACTS-BEGIN===\n{json.dumps(found)}\n===END===")
 
 
 def plain(value):
@@ -91,7 +91,7 @@ def steps(fault, pace):
             while left:
                 left -= len(controller.read(min(left, 1 << 20))) or sys.exit(1)
         waited += time.monotonic() - stops
-    say(json.dumps({"log": "%d hosts have a key here" % sum(map(bool, told.values()))}))
+    say(json.dumps({"log": f"{sum(map(bool, told.values()))} hosts have a key here"}))
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""What `provision up` costs by the number of hosts, from 1 to 1,000: time, the controller's processor time and memory, sizes of what it writes.
+"""What `provision up` costs by the number of hosts, from 1 to 1,000: time, the controller's processor time and memory, what it writes.
 
     python benchmarks/light_hosts.py                       # 1, 10, 100, 300 and 1,000 hosts, of which 5 % are bad
     python benchmarks/light_hosts.py --hosts 1000 --bad 0 --again --keep FOLDER
@@ -207,7 +207,7 @@ def main() -> int:
     wanted = parser.parse_args()
     if wanted.files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted.files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    print("hosts  run     time s  survey s  processor s  per host s  own s  sshd s  MB  clients MB  files  threads  lines  page kB  JSON kB")
+    print("hosts  run    time s  survey s  cpu s  per host s  own s  sshd s  MB  clients MB  files  threads  lines  page kB  JSON kB")
     for count in wanted.hosts:
         with tempfile.TemporaryDirectory() as temporary:
             folder = (wanted.keep or Path(temporary)).resolve()
@@ -217,8 +217,9 @@ def main() -> int:
                     found = measure(folder, sshd)
                     page, report = (found.sizes.get(name, 0) / 1000 for name in ("report.html", "report.json"))
                     print(
-                        f"{count:5}  {run:6} {found.seconds:7.1f} {found.survey:9.1f} {found.processor:12.1f} {found.processor / count:11.2f}"
-                        f" {found.own:6.1f} {found.sshd:7.1f} {found.peak:4.0f} {found.clients:10.0f} {found.files:6} {found.threads:8}"
+                        f"{count:5}  {run:6} {found.seconds:7.1f} {found.survey:9.1f} {found.processor:7.1f}"
+                        f" {found.processor / count:11.2f} "
+                        f"{found.own:6.1f} {found.sshd:7.1f} {found.peak:4.0f} {found.clients:10.0f} {found.files:6} {found.threads:8}"
                         f" {len(found.lines):6} {page:8.0f} {report:8.0f}   exit {found.code}, {found.entries} files,"
                         f" {found.sizes['everything'] / 1e6:.0f} MB",
                         flush=True,

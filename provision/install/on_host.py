@@ -7,7 +7,6 @@ same events as those of `remote.ansible`, or the host is given up.
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import os
 import re
@@ -40,7 +39,7 @@ from provision.survey.model import Interpreter
 SILENT_S = 60.0  # a host says that it is alive six times as often
 _MAX_BYTES, _MAX_EVENTS = 64 << 20, 20_000  # that a host may say in all
 _MAX_WORDS = 2000  # letters of a line that is for others, or for people
-_POLL_S, _OF_HOST_S = 0.5, 3.0  # how soon an interrupt is noticed: here, and by the thread of each host, of which there may be a thousand
+_POLL_S = 0.5  # how soon an interrupt is noticed
 _LONGEST_S, _AFTER_S = 86_400.0, 600.0  # until a host is given up in any case, and after it has failed
 _PACKAGES = ("ansible-core", "jinja2", "markupsafe", "pyyaml", "packaging")
 _FOLDERS = ("roles", "library", "module_utils")
@@ -103,8 +102,9 @@ _Orders = SimpleQueue[bytes | Path | None]
 
 @dataclass(eq=False)
 class _Target:
-    """A host. ``left``: files that it has not got yet; ``record``: its events; ``orders``: what is written to it, None at the end; ``said``: to the others, one
-    after the other; ``sent``: bytes, and ``events``, by the host; ``at``: its last event; ``failed``: when; ``noise``: no message."""
+    """A host. ``left``: files that it has not got yet; ``record``: of its events; ``orders``: what is written to it, None at the end;
+    ``said``: to the others, one after the other; ``sent``: bytes, and ``events``, by the host; ``at``: its last event; ``failed``: when;
+    ``noise``: what was no message."""
 
     name: str
     left: dict[int, Path]
@@ -141,8 +141,8 @@ class OnHosts:
         ansible_vars.write(workdir / "vars.json", variables)
         archive, typed = _archive(play.path.parent, variables), self._session.passwords.get("become")
         self._collector = Collector(on_event)
-        records = (artifacts / f"job_events/{number}-host.json" for number in itertools.count(1))
-        targets = [_Target(name, dict(self._supplies), next(records)) for name in play.hosts or ()]
+        record = f"{artifacts}/job_events/{{}}-host.json"
+        targets = [_Target(name, dict(self._supplies), Path(record.format(at))) for at, name in enumerate(play.hosts or ())]
         self._going, stopped, polled = dict.fromkeys(targets), threading.Event(), 0.0
         ssh.at_once()  # which raises the limit of open files
 
@@ -215,7 +215,7 @@ class OnHosts:
             began = target.heard = time.monotonic()
             target.orders = orders = _Orders()
             try:
-                code = ssh.stream(self._session, target.name, command, partial(feed, orders=orders), take, is_enough, _OF_HOST_S)
+                code = ssh.stream(self._session, target.name, command, partial(feed, orders=orders), take, is_enough)
             except OSError as error:  # no ssh or sshpass here, or too many files are open
                 code, target.noise = ssh.UNREACHABLE, str(error)
             orders.put(None)

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -188,12 +187,12 @@ class Collector:
 def recorded(workdir: Path, host: str) -> Iterator[Event]:
     """The events of a host, in order, that ansible-runner has left in the folder of a playbook; what is none is left out."""
     folder = workdir / "artifacts" / "ansible" / "job_events"
-    numbered = [(int(path.name.partition("-")[0]), path) for path in folder.glob("*-*.json") if re.match(r"\d{1,9}-", path.name) and path.is_file()]
+    numbered = [(int(path.name.partition("-")[0]), path) for path in folder.glob("*-*.json") if re.match(r"\d{1,9}-", path.name)]
     for _, path in sorted(numbered):
         with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):  # what is not a mapping where one should be
-            with path.open("rb") as file:  # of ansible-runner one event, of a host that ran its steps itself all of its own
-                for content in iter(partial(file.readline, _LARGEST_EVENT), b""):
-                    event = Collector._translate(json.loads(content)) if host.encode() in content else None
+            if path.is_file() and path.stat().st_size <= _LARGEST_EVENT and host.encode() in (content := path.read_bytes()):
+                for line in content.splitlines():  # one; of a host that ran its steps itself all of its own
+                    event = Collector._translate(json.loads(line))
                     if event is not None and event.host == host:
                         yield event
 

@@ -14,14 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from provision.base.terminal import Console, Live, RenderableType, Table, err, live, neutral, styled
-from provision.base.text import about, clock, counted, duration, joined
+from provision.base.text import about, clock, counted, duration, joined, shortened
 from provision.remote.ansible import Event, headline
-from provision.remote.stage import Series, Stage, builds, waits
+from provision.remote.stage import FOLD_FROM, Series, Stage, builds, waits
 from provision.remote.stage_view import TrainingProgress, series_view, stage_view, training_view
 
 NAME = "progress.log"
 _WORDS = {"ok": "ok", "changed": "changed", "tolerated": "failed, continues without", "failed": "FAILED", "unreachable": "UNREACHABLE"}
 _WAITS_S = 30.0  # without an event, until it is said who is waited for; then after twice as long, again and again
+_FOLD_S, _MAX_FAILED = 10.0, 5  # of many hosts: what has changed is said so often; failures that are shown at once, before the report
 _STYLE = {"tolerated": "yellow", "failed": "red", "unreachable": "red", "waiting": "yellow"}
 
 
@@ -38,6 +39,8 @@ class Progress:
         self._changing: dict[str, tuple[str, float]] = {}  # host → its step and when that began, once a task has changed something
         self._task, self._heard, self._speaks = "", 0.0, 0.0  # begun last; when something was heard; when it is said who is waited for
         self._epoch = 0
+        self._done: dict[str, dict[str, float]] = {}  # step → hosts where it is over, and how long it took, as far as that is not said yet
+        self._folded = 0.0  # when it was
         self._lock = threading.Lock()  # a live view is drawn in a thread of its own, which must never wait for one that prints
 
     def keep(self, folder: Path) -> None:
@@ -168,9 +171,18 @@ class Progress:
             self._over(event.host, step, now - began)
 
     def _over(self, host: str, step: str, seconds: float) -> None:
-        self.line(f"{host}: {step}: changed ({duration(int(seconds))})")
+        self._done.setdefault(step, {})[host] = seconds
+        if not self._stage or len(self._stage.hosts) < FOLD_FROM or time.monotonic() > self._folded + _FOLD_S:
+            self._say_done()
+
+    def _say_done(self) -> None:
+        for step, hosts in self._done.items():
+            self.line(f"{shortened(list(hosts), 60)}: {step}: changed ({duration(int(max(hosts.values())))})")
+        self._done, self._folded = {}, time.monotonic()
 
     def _is_shown(self, event: Event) -> bool:
+        if event.kind in ("failed", "unreachable") and self._stage and len(self._stage.failed) > _MAX_FAILED:
+            return False
         return event.kind in ("tolerated", "failed", "unreachable") or bool(waits(event) or event.report)
 
     def _note(self, text: str) -> None:
@@ -182,6 +194,7 @@ class Progress:
         """End a stage."""
         for host, (step, began) in self._changing.items():
             self._over(host, step, time.monotonic() - began)
+        self._say_done()
         self._changing.clear()
         self._waits.clear()
         self._stage = None

@@ -161,16 +161,14 @@ def as_root(session: Caller, name: str, script: str, feed: Feed) -> tuple[str, F
     return f'[ "$(id -u)" = 0 ] || set -- {sudo}; exec "$@" /bin/sh -c {inner}', whole
 
 
-def stream(
-    session: Session, name: str, command: str, feed: Feed, on_line: Callable[[str], None], stopping: Callable[[], bool], poll: float = _POLL_S
-) -> int:
+def stream(session: Session, name: str, command: str, feed: Feed, on_line: Callable[[str], None], stopping: Callable[[], bool]) -> int:
     """Run a command on one host and hand on each line that it prints, on standard output and error, until it ends.
 
     Args:
         name: of the host.
         command: a shell command that marks its processes as of this run itself.
         feed: writes the command's standard input, in a thread of its own.
-        stopping: whether the command is to be killed now; asked every ``poll`` seconds, and whenever it prints something.
+        stopping: whether the command is to be killed now.
 
     Returns:
         The exit code, negative for a signal.
@@ -186,7 +184,7 @@ def stream(
             on_line(line.decode(errors="replace").rstrip("\r"))
 
     with _start(session, name, command, stderr=subprocess.STDOUT) as process:
-        _attend(process, feed, take, stopping, poll)
+        _attend(process, feed, take, stopping)
     if rest:
         on_line(rest.decode(errors="replace"))
     return process.returncode
@@ -336,9 +334,7 @@ def _start(session: Caller, name: str, command: str, stderr: int = subprocess.PI
     )
 
 
-def _attend(
-    process: subprocess.Popen[bytes], feed: Feed, take: Callable[[IO[bytes], bytes], None], stopping: Callable[[], bool], poll: float = _POLL_S
-) -> None:
+def _attend(process: subprocess.Popen[bytes], feed: Feed, take: Callable[[IO[bytes], bytes], None], stopping: Callable[[], bool]) -> None:
     """Feed a process and hand on what it prints until it ends; kill it with its children, which hold its output, when it has to stop."""
     pipe, process.stdin = cast(IO[bytes], process.stdin), None
 
@@ -350,13 +346,14 @@ def _attend(
     with selectors.DefaultSelector() as selector:
         for output in filter(None, (process.stdout, process.stderr)):
             selector.register(output, selectors.EVENT_READ, output)
-        stops = False
-        while selector.get_map() and not stops:
-            if stops := stopping():  # a process in another group may hold its output open: what is there is read, and no more
-                os.killpg(process.pid, signal.SIGKILL)
-            for key, _ in selector.select(poll):
+        stops = was_ended = False
+        while selector.get_map() and not was_ended:
+            was_ended = stops  # a process in another group may hold its output open: what is there is read, and no more
+            for key, _ in selector.select(_POLL_S * max(1.0, threading.active_count() / 128)):  # a thousand hosts are not polled more often
                 if data := os.read(key.fd, 65536):
                     take(key.data, data)
                 else:
                     selector.unregister(key.fileobj)
+            if not stops and (stops := stopping()):  # after reading: where this machine is late, no host is
+                os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
-from provision.base.text import joined
+from provision.base.text import grouped, joined, shortened
 from provision.diagnosis import logs
 from provision.install import drift
 from provision.install.installer import Installed
@@ -23,11 +23,9 @@ from provision.survey import collect
 
 def add_survey(report: Report, survey: collect.Survey) -> None:
     """The survey's problems: errors are failures of their host, warnings are notes. And which hosts have simulated GPUs."""
-    for problem in survey.problems:
-        if problem.severity == "error":
-            report.failures.append(replace(problem, where="survey"))
-        else:
-            report.notes.append(f"{problem.host}: {problem.what}" + (f"; {problem.hint}" if problem.hint else ""))
+    report.failures += [replace(problem, where="survey") for problem in survey.problems if problem.severity == "error"]
+    warnings = (((each.what, each.hint), str(each.host)) for each in survey.problems if each.severity != "error")
+    report.notes += [f"{shortened(hosts)}: {'; '.join(filter(None, said))}" for said, hosts in grouped(warnings).items()]
     report.simulated = [name for name, facts in survey.hosts.items() if facts.simulated]
 
 

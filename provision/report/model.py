@@ -28,6 +28,7 @@ _STYLE = {"ready": "green", "installed": "green", "unchanged": "green", "would c
 _VERSIONS = ("Open MPI", "cmake", "Python", "PyTorch", "NCCL", "engine")  # columns of the closing table
 _Problem = Annotated[Problem, PlainSerializer(Problem.as_dict, return_type=dict[str, str | None])]
 _MAX_PROBLEMS = 20  # of preflight that are shown
+_MAX_ROWS = 24  # of the closing table, one per host
 _MAX_NAMES = 60  # characters of hosts' names at a problem
 OPEN_PAGE = "provision runs report --open"
 ERROR_LINES = 12  # of the real error, at the end of the run
@@ -144,9 +145,9 @@ def show(report: Report, console: Console, following: Sequence[str] = ()) -> Non
     console.print(table(listed, _STYLE))
     if everywhere:
         console.print(styled(f"on all hosts: {everywhere}"))
-    for host in report.hosts:
-        for prospect in dict.fromkeys(host.steps.values()):
-            console.say(f"{host.host}: {prospect}: {', '.join(step for step, each in host.steps.items() if each == prospect)}")
+    for steps, hosts in grouped((tuple(host.steps.items()), host.host) for host in report.hosts).items():
+        for prospect in dict.fromkeys(dict(steps).values()):
+            console.say(f"{shortened(hosts)}: {prospect}: {', '.join(step for step, each in steps if each == prospect)}")
     if report.smoke_summary:
         console.prose(report.smoke_summary)
     for note in report.notes:
@@ -253,10 +254,15 @@ def _alike(problems: Iterable[Problem]) -> Iterator[tuple[str, Problem]]:
 
 
 def rows(hosts: Sequence[HostReport]) -> Iterator[dict[str, str]]:
-    """The closing table's rows."""
-    for host in hosts:
+    """The closing table's rows: of many hosts one for those that are alike, with their largest numbers."""
+
+    def alike(host: HostReport) -> object:
+        return repr(host.model_copy(update={"host": "", "changed": 0, "seconds": 0.0})) if len(hosts) > _MAX_ROWS else host.host
+
+    for group in grouped((alike(host), host) for host in hosts).values():
+        host, changed = group[0], max(each.changed for each in group)
         yield {
-            "host": host.host,
+            "host": shortened([each.host for each in group], _MAX_NAMES),
             "state": host.state,
             "Open MPI": host.openmpi,
             "cmake": host.cmake,
@@ -264,6 +270,6 @@ def rows(hosts: Sequence[HostReport]) -> Iterator[dict[str, str]]:
             "PyTorch": host.torch,
             "NCCL": host.nccl,
             "engine": host.engine,
-            "changed": str(host.changed),
-            "time": duration(host.seconds),
+            "changed": str(changed),
+            "time": duration(max(each.seconds for each in group)),
         }
