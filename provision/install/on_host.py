@@ -136,13 +136,12 @@ class OnHosts:
     def __call__(self, play: Play, _inventory: str, *, workdir: Path, on_event: Callable[[Event], None], **_of_session: object) -> Outcome:
         """Run it. Raises nothing for a host: that it failed is an event."""
         artifacts, printed = workdir / "artifacts/ansible", workdir / "artifacts/ansible/stdout"
-        (artifacts / "job_events").mkdir(parents=True)
+        (records := artifacts / "job_events").mkdir(parents=True)
         variables = {"provision_run_id": self._session.run_id, **play.extra_vars}
         ansible_vars.write(workdir / "vars.json", variables)
         archive, typed = _archive(play.path.parent, variables), self._session.passwords.get("become")
         self._collector = Collector(on_event)
-        record = f"{artifacts}/job_events/{{}}-host.json"
-        targets = [_Target(name, dict(self._supplies), Path(record.format(at))) for at, name in enumerate(play.hosts or ())]
+        targets = [_Target(name, dict(self._supplies), records / f"{at}-host.json") for at, name in enumerate(play.hosts or ())]
         self._going, stopped, polled = dict.fromkeys(targets), threading.Event(), 0.0
         ssh.at_once()  # which raises the limit of open files
 

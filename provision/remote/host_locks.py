@@ -15,6 +15,7 @@ from pathlib import Path
 from provision.base import paths, process_locks
 from provision.base.errors import ProvisionError
 from provision.inventory import Inventory
+from provision.remote import ssh
 
 
 @contextmanager
@@ -24,6 +25,7 @@ def acquired(inventory: Inventory, purpose: str) -> Iterator[None]:
     Raises:
         ProvisionError: another process has one of them; it says who.
     """
+    ssh.at_once()  # each is an open file, of which the limit is raised
     with ExitStack() as stack:
         for address, port in sorted({(host.address, host.port or 22) for host in inventory.hosts}):
             name = hashlib.sha256(f"{address}:{port}".encode()).hexdigest()[:16]
