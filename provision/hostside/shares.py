@@ -112,7 +112,7 @@ class Shares:
     def __init__(self):
         self.last, self.glances, self.seen = time.monotonic(), 0, collections.Counter()
         self.ranks = {}  # rank -> (its main process, [workers of its data loader])
-        self.sockets, self.looks, self.rests_until = set(), [[False] * 2], 0.0  # inodes of theirs; (unsent, unread), the first of the last window
+        self.sockets, self.looks, self.rests_until = set(), [[False] * 2], 0.0  # inodes; (unsent, unread) at each look at them, first that of the last window
         self.known, self.now = {}, {}  # numbers that grow, at the last window and at this one
 
     def glance(self):

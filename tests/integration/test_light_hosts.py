@@ -1,4 +1,4 @@
-"""The harness that measures `provision up` by the number of hosts (`benchmarks/light_hosts.py`), on few: it runs, and what it reads is there."""
+"""What measures `provision up` by the number of hosts (`benchmarks/light_hosts.py`), on few: it runs, and what it reads is there."""
 
 from __future__ import annotations
 
