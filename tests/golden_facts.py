@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from provision.catalog import OURS
-from provision.survey import Facts, load_file
+from provision.survey import Facts
+from provision.survey.document import load_file
 
 DATA = Path(__file__).parent / "data"
 PLANS, DECISIONS = DATA / "plans", DATA / "decisions.yaml"

@@ -173,7 +173,8 @@ def check(
     if not json_:
         show.overview(findings, examination.hosts, terminal.out())
     made = _verdicts(examination, gpu)
-    examined = f"on {answered} of {len(examination.hosts)} hosts"
+    silent = "" if answered == len(examination.hosts) else f", of which {answered} answered"
+    examined = f"on {counted(len(examination.hosts), 'host')}{silent}"
     _print(findings, json_, examined=examined, hosts=True, reading=reading, verdicts=made)
     if code:
         raise typer.Exit(code)

@@ -19,7 +19,9 @@ from provision.doctor.health import verdict
 from provision.doctor.health.collect import HealthRequest, of_hosts, of_this_machine
 from provision.doctor.health.model import Health
 from provision.remote.session import Session
-from provision.survey import Facts, Unsurveyed, collect, gpu_code, host_problems, parse_survey, reachability, unsurveyed_problem
+from provision.survey import Facts, Unsurveyed, collect, gpu_code, reachability
+from provision.survey.document import parse_survey
+from provision.survey.preflight import host_problems, unsurveyed_problem
 
 THIS_MACHINE = "localhost"
 _TIMEOUT_S = 60.0

@@ -15,8 +15,10 @@ from provision.inventory import Host
 from provision.remote import ssh
 from provision.remote.ansible import TASK_S
 from provision.remote.session import Session
-from provision.survey import Facts, collect, parse_answer, why_no_root
+from provision.survey import Facts, collect
 from provision.survey.collect import Survey
+from provision.survey.document import parse_answer
+from provision.survey.preflight import why_no_root
 
 BEGIN = "===PROVISION-REMOVED-BEGIN==="  # as hostside/remove.py writes it
 HOME_RECORD = "~/.provision-record.json"

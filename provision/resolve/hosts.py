@@ -23,8 +23,8 @@ from provision.resolve.remedies import (
     newer_drivers,
     older_driver,
 )
-from provision.survey import Facts, why_no_root
-from provision.survey.preflight import OWN_DISK_PREFIX, SHARED_FILE_SYSTEMS
+from provision.survey import Facts
+from provision.survey.preflight import OWN_DISK_PREFIX, SHARED_FILE_SYSTEMS, why_no_root
 
 
 def conflicts(host_classes: HostClasses, catalog: Catalog, driver_offer: str | None) -> dict[Hashable, Conflict]:

@@ -21,22 +21,15 @@ from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
 from provision.remote import ssh
 from provision.remote.ansible import ANSWER_S
 from provision.remote.session import Session
-from provision.survey import (
-    BEGIN,
-    END,
-    Facts,
-    Unsurveyed,
-    amd,
+from provision.survey import Facts, Unsurveyed, amd, links
+from provision.survey.document import BEGIN, END, load_file, parse_survey, with_python
+from provision.survey.preflight import (
     cluster_problems,
     host_problems,
     inventory_problems,
     lasting_problems,
-    links,
-    load_file,
-    parse_survey,
     unsurveyed_problem,
     untested_system,
-    with_python,
 )
 
 #: Exit code of `script_on` where there is no Python.

@@ -31,7 +31,8 @@ from provision.sandbox.gpus.host import files
 from provision.sandbox.gpus.model import Gpus, HostFault
 from provision.sandbox.gpus.simulation import Simulation
 from provision.sandbox.lifecycle import simulate
-from provision.survey import Facts, parse_survey
+from provision.survey import Facts
+from provision.survey.document import parse_survey
 
 PROFILES = model.profiles().profiles
 #: What a healthy simulated host shows of the machine below it: limits and packages are not simulated.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.survey import BEGIN, END
+from provision.survey.document import BEGIN, END
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,8 @@ from provision.plan.options import Options
 from provision.plan.request import Request
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve
-from provision.survey import Facts, load_file
+from provision.survey import Facts
+from provision.survey.document import load_file
 
 #: A host's plan from JSON, as in its manifest.
 host_plan = TypeAdapter(HostPlan).validate_python

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.cli import main
-from provision.survey import BEGIN, END
+from provision.survey.document import BEGIN, END
 
 _SSH = """#!/bin/sh
 for word; do address=$last; last=$word; done

@@ -14,7 +14,7 @@ from provision.doctor.certify.decisions import Round, State
 from provision.doctor.certify.model import HostMeasured, Pair, PairMeasured
 from provision.remote import ssh
 from provision.remote.session import Session
-from provision.survey import parse_answer
+from provision.survey.document import parse_answer
 
 _BEGIN = "===PROVISION-CERTIFY-BEGIN==="  # as hostside/certify.py writes it
 _PORTS = range(32768, 60999)  # as survey/reachability.py

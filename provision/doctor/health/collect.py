@@ -17,7 +17,8 @@ from provision.doctor.health import parsers
 from provision.doctor.health.model import Health, HostAnswer, Test, Unreadable
 from provision.remote import ssh
 from provision.remote.session import Session
-from provision.survey import Facts, parse_answer
+from provision.survey import Facts
+from provision.survey.document import parse_answer
 
 _BEGIN = "===PROVISION-GPU-HEALTH-BEGIN==="  # as hostside/gpu_health.py writes it
 _SCRIPT = "gpu_health.py"

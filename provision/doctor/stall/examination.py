@@ -22,7 +22,7 @@ from provision.doctor.stall.model import Document, HostAnswer, Rank
 from provision.launch.stall_watch import Finding
 from provision.remote import ssh
 from provision.remote.session import Session
-from provision.survey import parse_answer
+from provision.survey.document import parse_answer
 
 THIS_MACHINE = "this machine"
 SECONDS = 12  # on a host

@@ -36,7 +36,8 @@ from provision.report.status.model import (
     command,
 )
 from provision.report.status.show import HOUR_S, Sample, moment, sample
-from provision.survey import BEGIN, collect, parse_output
+from provision.survey import collect
+from provision.survey.document import BEGIN, parse_output
 from provision.survey.model import Drift, Installed
 
 CHECK_EVERY_S = 120.0  # of installations

@@ -19,8 +19,9 @@ from provision.doctor import checks
 from provision.doctor.checks import CHECKS
 from provision.doctor.host_checks import Examination, with_logs
 from provision.inventory import Host
-from provision.survey import Facts, host_problems
+from provision.survey import Facts
 from provision.survey.collect import connection_problem
+from provision.survey.preflight import host_problems
 
 VENV = "/opt/provision/venv"
 INSTALLED = {

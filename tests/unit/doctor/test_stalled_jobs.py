@@ -14,7 +14,7 @@ from provision.base.errors import ProvisionError
 from provision.cli.main import app
 from provision.doctor.stall import examination, judgement
 from provision.doctor.stall.model import Document, HostAnswer, Rank, Verdict
-from provision.survey import parse_answer
+from provision.survey.document import parse_answer
 
 DATA = Path(__file__).parents[2] / "data/stalls"
 _C10D = "/x/site-packages/torch/distributed/distributed_c10d.py"

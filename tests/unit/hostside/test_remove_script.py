@@ -15,7 +15,7 @@ import yaml
 from documents import removal_order, write_record
 from loading import load_ansible_module, load_script
 
-from provision.survey import parse_output
+from provision.survey.document import parse_output
 
 ROOT = Path(__file__).parents[3]
 

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from provision.base import resources
-from provision.survey import Facts, parse_output
+from provision.survey import Facts
+from provision.survey.document import parse_output
 
 SCRIPT = resources.script("survey")
 

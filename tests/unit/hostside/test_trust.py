@@ -19,7 +19,8 @@ from loading import load_ansible_module, load_script, run_ansible_module
 from survey_module import machine, survey
 
 from provision.catalog import OURS
-from provision.survey import host_problems, parse_output
+from provision.survey.document import parse_output
+from provision.survey.preflight import host_problems
 
 MALLORY = 54321
 Pretend = Callable[..., None]

@@ -30,7 +30,7 @@ from provision.commands import planning
 from provision.install import installer
 from provision.plan.options import Options
 from provision.plan.request import Request
-from provision.survey import load_file
+from provision.survey.document import load_file
 
 ROOT = Path(__file__).parents[3]
 

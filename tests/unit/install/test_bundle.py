@@ -29,7 +29,7 @@ from provision.plan.model import Plan, SourceBuild
 from provision.plan.options import Options
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
-from provision.survey import load_file
+from provision.survey.document import load_file
 
 OUTSIDE = "wheels/../../evil"
 DATA = Path(__file__).parents[2] / "data"

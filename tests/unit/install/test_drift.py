@@ -17,7 +17,8 @@ from provision.inventory import Inventory, last_run, load
 from provision.plan.model import Plan
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
-from provision.survey import Facts, load_file
+from provision.survey import Facts
+from provision.survey.document import load_file
 
 DATA = Path(__file__).parents[2] / "data"
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIexample"

@@ -14,7 +14,8 @@ from provision.install import removal
 from provision.install.removal import HostRemoval, add_other_prefixes
 from provision.inventory import Host
 from provision.remote import ssh
-from provision.survey import END, Facts
+from provision.survey import Facts
+from provision.survey.document import END
 
 PREFIX = "/opt/provision"
 

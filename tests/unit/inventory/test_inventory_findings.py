@@ -11,7 +11,8 @@ from invented_hosts import stated
 
 from provision.base.errors import UsageError
 from provision.inventory import InventoryError, load
-from provision.survey import Facts, inventory_problems
+from provision.survey import Facts
+from provision.survey.preflight import inventory_problems
 
 
 @pytest.fixture(autouse=True)

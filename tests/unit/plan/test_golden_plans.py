@@ -26,7 +26,8 @@ from provision.plan import summary
 from provision.plan.model import HostPlan, Plan
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve
-from provision.survey import Facts, load_file
+from provision.survey import Facts
+from provision.survey.document import load_file
 
 INVENTORIES = sorted(PLANS.glob("*.json"))
 HEAD = """\

@@ -31,7 +31,8 @@ from provision.plan.options import Options
 from provision.plan.request import Request
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
-from provision.survey import Facts, load_file
+from provision.survey import Facts
+from provision.survey.document import load_file
 
 LOCAL = "nccl-local-repo-ubuntu2204-2.18.3-cuda12.2_1.0-1_amd64.deb"
 TOOLKIT = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}

@@ -36,7 +36,8 @@ from provision.inventory import Host, Inventory, load
 from provision.plan import lock, lock_file
 from provision.plan.options import Options
 from provision.plan.request import Request
-from provision.survey import BEGIN, END, Facts, load_file, parse_survey
+from provision.survey import Facts
+from provision.survey.document import BEGIN, END, load_file, parse_survey
 
 DATA = Path(__file__).parents[2] / "data"
 Place = tuple[Any, ...]

@@ -40,7 +40,9 @@ from provision.remote.stage import Stage
 from provision.remote.stage_view import stage_view
 from provision.report import model
 from provision.resolve import resolve
-from provision.survey import BEGIN, END, collect, host_problems, load_file, parse_survey
+from provision.survey import collect
+from provision.survey.document import BEGIN, END, load_file, parse_survey
+from provision.survey.preflight import host_problems
 
 DATA = Path(__file__).parents[2] / "data"
 FORGED = "ready: 2 hosts, 99.00 %, 3 s"

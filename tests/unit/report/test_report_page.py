@@ -28,7 +28,7 @@ from provision.remote.timeline import StepTime
 from provision.report import drawings, page, runs
 from provision.report.model import Environment, HostReport, Report
 from provision.resolve import resolve
-from provision.survey import load_file
+from provision.survey.document import load_file
 
 EVIL = '<script>alert(1)</script>" onload="x\'\u202egnp\x1b[31m{{ 7 * 7 }}'
 # As rank 0 of the training job has written it on two hosts of one machine, shortened.

@@ -25,8 +25,9 @@ from provision.remote import timeline
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.report import page, runs
-from provision.survey import collect, load_file
+from provision.survey import collect
 from provision.survey.collect import Survey
+from provision.survey.document import load_file
 
 DATA = Path(__file__).parents[2] / "data"
 

@@ -13,7 +13,8 @@ from provision.catalog import OURS, Catalog, overlay
 from provision.plan.model import Plan
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve, what_if
-from provision.survey import Facts, load_file
+from provision.survey import Facts
+from provision.survey.document import load_file
 
 FACTS = Path(__file__).parents[2] / "data/plans/a100-570-cuda-12.8.json"
 HEAD = "schema: 1\nsource: the test\ndate: 2027-03-01\n"

@@ -22,22 +22,10 @@ from provision.plan.manifest import UNREADABLE
 from provision.plan.requirements import Requirements
 from provision.remote import ssh
 from provision.resolve import resolve
-from provision.survey import (
-    BEGIN,
-    END,
-    Facts,
-    Unsurveyed,
-    cluster_problems,
-    collect,
-    gpus,
-    host_problems,
-    load_file,
-    parse_output,
-    parse_survey,
-    unsurveyed_problem,
-)
-from provision.survey.document import sanitized
+from provision.survey import Facts, Unsurveyed, collect, gpus
+from provision.survey.document import BEGIN, END, load_file, parse_output, parse_survey, sanitized
 from provision.survey.model import System
+from provision.survey.preflight import cluster_problems, host_problems, unsurveyed_problem
 
 MINIMAL = {
     "os": {"id": "ubuntu", "version": "22.04"},

@@ -17,8 +17,9 @@ from provision.inventory import Host
 from provision.remote import progress, ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
-from provision.survey import END, collect
+from provision.survey import collect
 from provision.survey.collect import Survey
+from provision.survey.document import END
 
 NOTHING = '{"nothing": true, "removed": [], "left": [], "error": null}'
 MENU = "welcome\nthis login is for backups: No space left on device"
