@@ -130,7 +130,7 @@ class OnHosts:
         self._supplies = dict(enumerate(found))
         known = {str(path): (number, downloads.digest(path)) for number, path in self._supplies.items()}
         self._files = {"supplies.json": json.dumps(known), "ansible.cfg": _SETTINGS}
-        self._lines: Queue[tuple[_Target, str | int]] = Queue(10_000)
+        self._lines: Queue[tuple[_Target, str | int]] = Queue(256)  # of which each may be long
         self._rounds = 0
 
     def __call__(self, play: Play, _inventory: str, *, workdir: Path, on_event: Callable[[Event], None], **_of_session: object) -> Outcome:

@@ -241,16 +241,17 @@ def show_problems(problems: Sequence[Problem], console: Console) -> None:
 
 
 def _alike(problems: Iterable[Problem]) -> Iterator[tuple[str, Problem]]:
-    """(hosts, problem), once for what is the same on several hosts, which ssh's messages name."""
-
-    def general(each: Problem) -> Problem:
-        name = rf"(?<![\w.-]){re.escape(str(each.host))}(?![\w-])|(?<=connect to host )\S+|(?<=Connection to )\S+"
-        own = name if each.id == "unreachable" else "(?!)"
-        what, hint = (re.sub(own, "HOST", text or "") for text in (each.what, each.hint))
-        return replace(each, id="", host=None, message="", what=what, hint=hint or None)
-
+    """(hosts, problem), once for what is the same on several hosts."""
     for each, alike in grouped((general(each), each) for each in problems).items():
         yield shortened([str(one.host) for one in alike], _MAX_NAMES), each if len(alike) > 1 else alike[0]
+
+
+def general(each: Problem) -> Problem:
+    """A problem without its host, which ssh's messages name."""
+    address = r"(?<=connect to host )\S+|(?<=Connection to )\S+|(?:(?<=@)|(?<=ssh ))[\d.]{7,}\b"
+    own = rf"(?<![\w.-]){re.escape(str(each.host))}(?![\w-])|{address}" if each.id == "unreachable" else "(?!)"
+    what, hint = (re.sub(own, "HOST", text or "") for text in (each.what, each.hint))
+    return replace(each, id="", host=None, message="", what=what, hint=hint or None)
 
 
 def rows(hosts: Sequence[HostReport]) -> Iterator[dict[str, str]]:

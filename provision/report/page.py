@@ -19,7 +19,7 @@ from provision.launch import rank_output, stall_watch
 from provision.remote import timeline
 from provision.remote.session import RECORD, Record
 from provision.report import drawings, runs, training, versions
-from provision.report.model import OPEN_PAGE, HostReport, Report, commands_after
+from provision.report.model import OPEN_PAGE, HostReport, Report, commands_after, general
 from provision.report.runs import Run
 from provision.survey import Facts
 from provision.survey.document import FactsFile
@@ -166,14 +166,14 @@ def _lines(text: str) -> list[str]:
 
 
 def _failures(report: Report) -> list[_Failure]:
-    groups = grouped(((each.where or "", each.what, each.hint or ""), each.host or "controller") for each in report.failures)
-    listed = list(groups.items())
+    listed = list(grouped((general(each), each) for each in report.failures).items())
     shown = []
-    for (step, what, hint), hosts in listed[:_MAX_FAILURES]:
+    for same, group in listed[:_MAX_FAILURES]:
+        one, step = same if len(group) > 1 else group[0], same.where or ""
         # What the survey says comes with a hint for it.
-        findings = logs.known_errors(what, step, OURS) if step != "survey" else []
-        shown.append(_Failure(hosts, step, _lines(what), hint, findings))
-    if more := [host for _, hosts in listed[_MAX_FAILURES:] for host in hosts]:
+        findings = logs.known_errors(one.what, step, OURS) if step != "survey" else []
+        shown.append(_Failure([each.host or "controller" for each in group], step, _lines(one.what), one.hint or "", findings))
+    if more := [each.host or "controller" for _, group in listed[_MAX_FAILURES:] for each in group]:
         shown.append(_Failure(more, "", [f"{len(more)} more failures are in report.json"], "", ()))
     return shown
 
