@@ -53,6 +53,18 @@ def test_the_log_has_every_task(given: Event, line: str, tmp_path: Path) -> None
     assert line in (tmp_path / NAME).read_text()
 
 
+def test_what_changed_on_many_hosts_is_a_line_and_of_many_failures_the_first_are_shown() -> None:
+    stream, names = io.StringIO(), [f"node{number}" for number in range(1, 31)]
+    with Progress(Console(file=stream, width=200, no_color=True, soft_wrap=True)) as progress:
+        progress.stage("Install", names, steps=["openmpi", "engine"])
+        for kind in ("changed", "failed"):
+            for name in names:
+                progress.event(Event(kind, name, "openmpi" if kind == "changed" else "engine", "Do it", {"msg": "no"}))  # type: ignore[arg-type]
+    lines = stream.getvalue().splitlines()
+    assert [line for line in lines if "changed" in line] == ["node[1-30]: openmpi: changed (0 s)"]
+    assert len([line for line in lines if "FAILED" in line]) == 5
+
+
 def test_a_clock_goes_on_until_a_program_prints() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=80, force_terminal=True, no_color=True, soft_wrap=True)

@@ -87,6 +87,24 @@ def test_the_closing_table_fits_the_terminal_and_names_stay_whole(width: int, nc
     ]
 
 
+def test_many_hosts_are_a_row_for_those_that_are_alike_and_their_failures_one() -> None:
+    names = [f"node{number}" for number in range(1, 31)]
+    report = Report(run_id="r", folder="/f", inventory="hosts.ini")
+    report.hosts = [HostReport(host=name, state="failed" if at < 2 else "installed", seconds=at) for at, name in enumerate(names)]
+    refused = "ssh refused the login (ann@192.0.2.{}: Permission denied)"
+    report.failures = [
+        Problem("error", refused.format(at), f"try it by hand: ssh 192.0.2.{at}", host=name, where="survey", id="unreachable")
+        for at, name in enumerate(names[:2])
+    ]
+    lines = shown(report, 80)
+    assert [line.split() for line in lines[2:4]] == [["node[1-2]", "failed", "0", "1", "s"], ["node[3-30]", "installed", "0", "29", "s"]]
+    assert lines[5:8] == [
+        "node[1-2]: survey",
+        "    ssh refused the login (ann@HOST: Permission denied)",
+        "  → try it by hand: ssh HOST",
+    ]
+
+
 TRAINED = {
     "schema": 1,
     "dataset": "digits",
