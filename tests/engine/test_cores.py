@@ -15,7 +15,7 @@ from collective_core import Runner, _native
 
 OWN = min(len(os.sched_getaffinity(0)), cores.quota(os.getpid()))
 # Spaces: mpirun may pass the ends of two ranks' lines on together.
-SAY = "import os; print('', os.environ['OMP_NUM_THREADS'], '')"
+SAY = "import os; os.write(1, (' ' + os.environ['OMP_NUM_THREADS'] + ' ').encode())"  # at once: of print, unbuffered, each word is a write
 
 
 @pytest.fixture(autouse=True)
