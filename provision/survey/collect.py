@@ -21,16 +21,8 @@ from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
 from provision.remote import ssh
 from provision.remote.ansible import ANSWER_S
 from provision.remote.session import Session
-from provision.survey import Facts, Unsurveyed, amd, links
+from provision.survey import Facts, Unsurveyed, amd, links, preflight
 from provision.survey.document import BEGIN, END, load_file, parse_survey, with_python
-from provision.survey.preflight import (
-    cluster_problems,
-    host_problems,
-    inventory_problems,
-    lasting_problems,
-    unsurveyed_problem,
-    untested_system,
-)
 
 #: Exit code of `script_on` where there is no Python.
 NO_PYTHON = 71
@@ -87,8 +79,8 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
     survey.problems += _refused_passwords(session, survey, passwords)
     session.progress.close()
     session.timeline.save()
-    survey.problems += cluster_problems(survey.hosts, {name: answer.at for name, answer in answers.items()})
-    survey.problems += inventory_problems(session.inventory, survey.hosts)
+    survey.problems += preflight.cluster_problems(survey.hosts, {name: answer.at for name, answer in answers.items()})
+    survey.problems += preflight.inventory_problems(session.inventory, survey.hosts)
     survey.problems.sort(key=lambda problem: problem.severity != "error")
     blocked = set(survey.blocked)
     usable = {name: found for name, found in survey.hosts.items() if name not in blocked}
@@ -114,11 +106,11 @@ def _read_answer(
         yield Problem("error", error.what, error.hint, host=host.name, message=said, id="survey-failed")
         return
     if isinstance(found, Unsurveyed):
-        yield unsurveyed_problem(host.name, found, host.python)
+        yield preflight.unsurveyed_problem(host.name, found, host.python)
     else:
         survey.hosts[host.name] = found = links.cleared(found)
         needed, prefix = _needed_mb(found, catalog), prefix_of(host, found)
-        yield from host_problems(
+        yield from preflight.host_problems(
             host.name, found, catalog, needed_mb=needed, prefix=prefix, become_password=become_password, has_engine=has_engine(found)
         )
 
@@ -162,15 +154,15 @@ def read_file(
         if isinstance(found, Facts):
             known[host.name] = with_python(found, host.python, f"{inventory.where}, host {host.name}")
             needed, prefix = _needed_mb(found, catalog), prefix_of(host, found)
-            problems += lasting_problems(host.name, found, catalog, needed_mb=needed, prefix=prefix, has_engine=has_engine(found))
-            if warning := untested_system(found.os, catalog):
+            problems += preflight.lasting_problems(host.name, found, catalog, needed_mb=needed, prefix=prefix, has_engine=has_engine(found))
+            if warning := preflight.untested_system(found.os, catalog):
                 untested.setdefault(warning, []).append(host.name)
         elif found is not None:
-            problems.append(unsurveyed_problem(host.name, found, host.python))
+            problems.append(preflight.unsurveyed_problem(host.name, found, host.python))
     if not known:
         what = "; ".join(map(str, problems)) or "it has facts of none of the inventory's hosts"
         raise UsageError(what, where=str(path), hint=f"survey them again: provision survey {inventory.argument} --json")
-    problems += cluster_problems(known)
+    problems += preflight.cluster_problems(known)
     return (
         inventory,
         known,
