@@ -1,8 +1,8 @@
 """A STUB of a host, below the connection: what sshd starts for a login in `light_hosts.py`. Nothing is installed and no Ansible runs.
 
 It answers the survey under its own identity, and the steps with lines as a real host prints them during its first `up`, at such a pace,
-exchanging keys and taking files. Its texts were written after those of real hosts, and are no recording. Real are ssh, sshd, and all that the
-controller does.
+exchanging keys and taking files. Its texts were written after those of real hosts, and are no recording. Real are ssh, sshd, and all that
+the controller does.
 """
 
 import json
