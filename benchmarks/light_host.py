@@ -47,18 +47,7 @@ def survey(fault):
         sys.exit(71)
     found = json.loads(own(read("survey.json")))
     found["time"] = {"epoch": time.time()}
-    held = os.path.join(FOLDER, "held", str(NUMBER))
-    if os.path.exists(held):
-        with open(held) as file:
-            found["installed"].update(json.loads(own(read("installed.json"))), manifest=json.load(file))
     print(f"\n===PROVISION-FACTS-BEGIN===\n{json.dumps(found)}\n===END===")
-
-
-def plain(value):
-    """A variable as Ansible has it, without the mark of data."""
-    if isinstance(value, dict):
-        return value["__ansible_unsafe"] if "__ansible_unsafe" in value else {key: plain(each) for key, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, list) else value
 
 
 def steps(fault, pace):

@@ -1,10 +1,11 @@
 """What `provision up` costs by the number of hosts, from 1 to 1,000: time, the controller's processor time and memory, what it writes.
 
     python benchmarks/light_hosts.py                       # 1, 10, 100, 300 and 1,000 hosts, of which 5 % are bad
-    python benchmarks/light_hosts.py --hosts 1000 --bad 0 --again --keep FOLDER
+    python benchmarks/light_hosts.py --hosts 1000 --bad 0 --keep FOLDER
 
-The hosts are light: addresses 127.x.y.z of this machine behind one sshd. Logins, connections, transfers and all of the controller are real;
-what runs on a host is a STUB (`light_host.py`), so the hosts' own processor time is not in the figures, and sshd's is counted apart.
+The hosts are light: addresses 127.x.y.z of this machine behind one sshd, at 16 ports, as few logins can wait at one. Logins, connections,
+transfers and all of the controller are real; what runs on a host is a STUB (`light_host.py`), so the hosts' own processor time is not in
+the figures, and sshd's is counted apart.
 Bad hosts, in turn: refuses the login; accepts a connection and says nothing; has no Python; falls silent; floods; fails in a step.
 """
 
@@ -25,17 +26,18 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from provision.base import engine_source, paths
 
 HERE = Path(__file__).resolve().parent
+PORTS = 16  # as many as sshd listens at
 FAULTS = ("refuses", "deaf", "python", "hang", "flood", "fails")
 _TICK = os.sysconf("SC_CLK_TCK")
 _SSHD = """\
-Port {port}
+{ports}
 ListenAddress 0.0.0.0
 HostKey {folder}/host_key
 AuthorizedKeysFile {folder}/key.pub
@@ -49,10 +51,9 @@ ForceCommand exec {python} -IS {program} {folder}
 """
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("0.0.0.0", 0))  # noqa: S104 - of many loopback addresses
-        return int(one.getsockname()[1])
+def free_ports() -> list[int]:
+    with ExitStack() as held:
+        return [held.enter_context(socket.create_server(("0.0.0.0", 0))).getsockname()[1] for _ in range(PORTS)]  # noqa: S104 - of many loopback addresses
 
 
 def seconds_of(pid: int, *, children: bool = False) -> float:
@@ -77,20 +78,23 @@ def light_hosts(folder: Path, count: int, bad: float = 0.0, pace: float = 1.0, s
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
     faults = {str(1 + int(at / bad)): FAULTS[at % len(FAULTS)] for at in range(round(count * bad))} if bad else {}
     faults |= {str(count - at): "slow" for at in range(slow)}
-    deaf = socket.create_server(("0.0.0.0", 0), backlog=1024)  # noqa: S104 - as above
-    port, known = free_port(), (folder / "host_key.pub").read_text(encoding="ascii")
-    own = {"refuses": "ansible_user=not-here", "deaf": f"ansible_port={deaf.getsockname()[1]}"}
+    deaf = socket.create_server(("0.0.0.0", 0), backlog=1024)  # noqa: S104 - of many loopback addresses
+    ports, known = free_ports(), (folder / "host_key.pub").read_text(encoding="ascii")
     address = {number: f"127.{number + 1 >> 16}.{number + 1 >> 8 & 255}.{number + 1 & 255}" for number in range(1, count + 1)}
-    lines = [f"node{number} ansible_host={address[number]} {own.get(faults.get(str(number), ''), '')}" for number in address]
+    lines = []
+    for number, here in address.items():
+        fault = faults.get(str(number), "")
+        port = deaf.getsockname()[1] if fault == "deaf" else ports[number % PORTS]
+        lines.append(f"node{number} ansible_host={here} ansible_port={port} {'ansible_user=not-here' if fault == 'refuses' else ''}")
     options = f"-F /dev/null -o UserKnownHostsFile={folder}/known_hosts -o GlobalKnownHostsFile=/dev/null"
-    common = [f"ansible_port={port}", f"ansible_ssh_private_key_file={folder}/key", f"ansible_ssh_common_args='{options}'"]
+    common = [f"ansible_ssh_private_key_file={folder}/key", f"ansible_ssh_common_args='{options}'"]
     (folder / "hosts.ini").write_text("\n".join([*lines, "", "[all:vars]", *common, ""]), encoding="utf-8")
     (folder / "known_hosts").write_text(f"[127.*]:* {known}", encoding="ascii")
     (folder / "faults.json").write_text(json.dumps(faults), encoding="ascii")
     (folder / "pace").write_text(str(pace), encoding="ascii")
-    (folder / "held").mkdir(exist_ok=True)
     shutil.copytree(HERE / "light_host", folder, dirs_exist_ok=True)
-    config = _SSHD.format(port=port, folder=folder, python=sys.executable, program=HERE / "light_host.py")
+    listed = "\n".join(f"Port {port}" for port in ports)
+    config = _SSHD.format(ports=listed, folder=folder, python=sys.executable, program=HERE / "light_host.py")
     (folder / "sshd_config").write_text(config, encoding="utf-8")
     Path("/run/sshd").mkdir(exist_ok=True)  # where sshd drops its rights
     path = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin") or sys.exit("there is no sshd: apt install openssh-server")
@@ -98,7 +102,7 @@ def light_hosts(folder: Path, count: int, bad: float = 0.0, pace: float = 1.0, s
         daemon = subprocess.Popen([path, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
         try:
             for _ in range(100):
-                with suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
+                with suppress(OSError), socket.create_connection(("127.0.0.1", ports[0]), 5):
                     break
                 time.sleep(0.1)
             yield daemon.pid
@@ -201,29 +205,27 @@ def main() -> int:
     parser.add_argument("--bad", type=float, default=5.0, help="percent of the hosts")
     parser.add_argument("--slow", type=int, default=0, help="hosts that take five times as long")
     parser.add_argument("--pace", type=float, default=1.0, help="seconds for one that the recorded host took")
-    parser.add_argument("--again", action="store_true", help="a second run after the first")
     parser.add_argument("--files", type=int, help="limit of open files, as a login has it")
     parser.add_argument("--keep", type=Path, help="folder for what the last number of hosts leaves")
     wanted = parser.parse_args()
     if wanted.files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted.files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    print("hosts  run    time s  survey s  cpu s  per host s  own s  sshd s  MB  clients MB  files  threads  lines  page kB  JSON kB")
+    print("hosts   time s  survey s  cpu s  per host s  own s  sshd s  MB  clients MB  files  threads  lines  page kB  JSON kB")
     for count in wanted.hosts:
         with tempfile.TemporaryDirectory() as temporary:
             folder = (wanted.keep or Path(temporary)).resolve()
             folder.mkdir(exist_ok=True, parents=True)
             with light_hosts(folder, count, wanted.bad / 100, wanted.pace, wanted.slow) as sshd:
-                for run in ("first", "second") if wanted.again else ("first",):
-                    found = measure(folder, sshd)
-                    page, report = (found.sizes.get(name, 0) / 1000 for name in ("report.html", "report.json"))
-                    print(
-                        f"{count:5}  {run:6} {found.seconds:7.1f} {found.survey:9.1f} {found.processor:7.1f}"
-                        f" {found.processor / count:11.2f} "
-                        f"{found.own:6.1f} {found.sshd:7.1f} {found.peak:4.0f} {found.clients:10.0f} {found.files:6} {found.threads:8}"
-                        f" {len(found.lines):6} {page:8.0f} {report:8.0f}   exit {found.code}, {found.entries} files,"
-                        f" {found.sizes['everything'] / 1e6:.0f} MB",
-                        flush=True,
-                    )
+                found = measure(folder, sshd)
+                page, report = (found.sizes.get(name, 0) / 1000 for name in ("report.html", "report.json"))
+                print(
+                    f"{count:5}  {found.seconds:7.1f} {found.survey:9.1f} {found.processor:7.1f}"
+                    f" {found.processor / count:11.2f} "
+                    f"{found.own:6.1f} {found.sshd:7.1f} {found.peak:4.0f} {found.clients:10.0f} {found.files:6} {found.threads:8}"
+                    f" {len(found.lines):6} {page:8.0f} {report:8.0f}   exit {found.code}, {found.entries} files,"
+                    f" {found.sizes['everything'] / 1e6:.0f} MB",
+                    flush=True,
+                )
     return 0
 
 

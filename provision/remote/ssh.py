@@ -76,12 +76,13 @@ class Visitor:
 @dataclass(frozen=True)
 class Answer:
     """What a command printed on one host, its exit code (None where it did not end in time, `UNREACHABLE` where ssh failed), and when it
-    ended, in seconds since 1970."""
+    began and ended, in seconds since 1970."""
 
     code: int | None
     out: str
     err: str
-    at: float = field(default_factory=time.time, compare=False)
+    began: float = field(default_factory=time.time, compare=False)
+    ended: float = field(default_factory=time.time, compare=False)
 
     @property
     def body(self) -> str:
@@ -261,7 +262,7 @@ def _run(
         return answer
 
     def attempt(name: str, content: bytes | Feed, deadline: float) -> Answer:
-        was_late = False
+        was_late, began = False, time.time()
 
         def is_endless() -> bool:
             return sum(map(len, printed.values())) > _MAX_ANSWER
@@ -300,7 +301,7 @@ def _run(
             return Answer(process.returncode or 1, out, f"its input could not be read: {failures[0]}")
         if is_endless():
             return Answer(None, out, f"it printed more than {_MAX_ANSWER >> 20} MB")
-        return Answer(None if was_late else process.returncode, out, err)
+        return Answer(None if was_late else process.returncode, out, err, began)
 
     done, answers = SimpleQueue[Future[Answer]](), dict[str, Answer]()
     began = time.monotonic()

@@ -155,11 +155,11 @@ def show(report: Report, console: Console, following: Sequence[str] = ()) -> Non
     for fault in report.smoke_faults:
         console.say(f"training: {fault.what}", "red")
     for names, failure in _alike(report.failures):
-        console.say(f"\n{names}: {failure.where}", "bold red")
-        for line in failure.what.strip().splitlines()[-ERROR_LINES:]:
-            console.say(f"    {line}")
-        if failure.hint:
-            console.say(f"  → {failure.hint}", "bold")
+        lines = failure.what.strip().splitlines()[-ERROR_LINES:]
+        if len(lines) == 1 and len(report.hosts) > _MAX_ROWS:
+            console.say(f"{names}: {failure.where}: {lines[0]}", "red", hint=failure.hint)
+        else:
+            console.say("\n".join([f"\n{names}: {failure.where}", *lines]), "bold red", hint=failure.hint)
     console.print(styled(paths.short(f"all about this run: {report.folder}"), "dim"), soft_wrap=True)
     for number, command in enumerate(following):
         console.say(paths.short(f"{'      ' if number else 'Next: '}{command}"))

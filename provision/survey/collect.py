@@ -79,7 +79,7 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
     survey.problems += _refused_passwords(session, survey, passwords)
     session.progress.close()
     session.timeline.save()
-    survey.problems += preflight.cluster_problems(survey.hosts, {name: answer.at for name, answer in answers.items()})
+    survey.problems += preflight.cluster_problems(survey.hosts, {name: (each.began, each.ended) for name, each in answers.items()})
     survey.problems += preflight.inventory_problems(session.inventory, survey.hosts)
     survey.problems.sort(key=lambda problem: problem.severity != "error")
     blocked = set(survey.blocked)

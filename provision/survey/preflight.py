@@ -75,13 +75,13 @@ def lasting_problems(name: str, facts: Facts, catalog: Catalog, *, needed_mb: in
     return [replace(problem, host=name) for problem in found]
 
 
-def cluster_problems(known: Mapping[str, Facts], received_at: Mapping[str, float] | None = None) -> list[Problem]:
+def cluster_problems(known: Mapping[str, Facts], times: Mapping[str, tuple[float, float]] | None = None) -> list[Problem]:
     """Problems between hosts: one machine under two names, equal names, a shared prefix, clocks apart.
 
     Args:
-        received_at: host → this machine's clock (seconds since 1970) when its answer came; without it clocks are not compared.
+        times: host → this machine's clock (seconds since 1970) when it was asked and when its answer came; without it clocks are not compared.
     """
-    return [*_same_machines(known), *_shared_prefixes(known), *_clocks(known, received_at or {})]
+    return [*_same_machines(known), *_shared_prefixes(known), *_clocks(known, times or {})]
 
 
 def inventory_problems(inventory: Inventory, known: Mapping[str, Facts]) -> list[Problem]:
@@ -323,14 +323,15 @@ def _shared_prefixes(known: Mapping[str, Facts]) -> Iterator[Problem]:
         seen.setdefault(place, name)
 
 
-def _clocks(known: Mapping[str, Facts], received_at: Mapping[str, float]) -> Iterator[Problem]:
-    ahead = {name: facts.time.epoch - received_at[name] for name, facts in known.items() if name in received_at and facts.time.epoch}
+def _clocks(known: Mapping[str, Facts], times: Mapping[str, tuple[float, float]]) -> Iterator[Problem]:
+    ahead = {name: facts.time.epoch - times[name][1] for name, facts in known.items() if name in times and facts.time.epoch}
     if len(ahead) < 2:
         return
     middle = statistics.median_low(ahead.values())
     reference = next(name for name, offset in ahead.items() if offset == middle)
     for name, offset in ahead.items():
-        apart = offset - middle
+        began, ended = times[name]
+        apart = max(offset, min(middle, offset + ended - began)) - middle  # the host looked at its clock at some time between
         if abs(apart) > CLOCKS_APART_S:
             what = f"its clock is {duration(abs(apart))} {'ahead of' if apart > 0 else 'behind'} that of `{reference}`"
             hint = "there: sudo timedatectl set-ntp true (or sudo chronyc makestep)"

@@ -574,8 +574,8 @@ def test_supported_systems_are_supported_at_both_ends(name: str) -> None:
 # ------------------------------------------------------------------------------------------------------------- across
 
 
-def across(received_at: dict[str, float] | None = None, **hosts: dict[str, Any]) -> list[str]:
-    return [f"{problem.severity} {problem}" for problem in cluster_problems(hosts, received_at)]
+def across(times: dict[str, tuple[float, float]] | None = None, **hosts: dict[str, Any]) -> list[str]:
+    return [f"{problem.severity} {problem}" for problem in cluster_problems(hosts, times)]
 
 
 def test_one_machine_under_two_names() -> None:
@@ -608,14 +608,22 @@ def test_clocks_apart() -> None:
         "d": host(time__epoch=now - 7000),
     }
     received = {"a": now + 0.2, "b": now + 2, "c": now + 1.5, "d": now}
-    first, second = across(received, **hosts)
+    first, second = across({name: (at - 0.1, at) for name, at in received.items()}, **hosts)
     assert first.startswith("warning b: its clock is 45 s ahead of that of `")
     assert second.startswith("warning d: its clock is 1 h 56 min behind that of `")
     assert "timedatectl set-ntp true" in first
 
 
+def test_a_clock_is_not_behind_because_its_answer_came_late() -> None:
+    on_time, late = (host(time__epoch=epoch) for epoch in (100.0, 101.0))
+    asked, times = {"a": on_time, "b": on_time, "c": late}, {"a": (99.5, 100.0), "b": (99.5, 100.0)}
+    assert across({**times, "c": (100.5, 110.0)}, **asked) == []
+    (behind,) = across({**times, "c": (107.0, 110.0)}, **asked)
+    assert behind.startswith("warning c: its clock is 6 s behind that of `a`")
+
+
 def test_clocks_that_agree_and_hosts_without_one() -> None:
-    assert across({"a": 100.0, "b": 104.0}, a=host(time__epoch=100.0), b=host(time__epoch=104.0), c=host()) == []
+    assert across({"a": (99.0, 100.0), "b": (103.0, 104.0)}, a=host(time__epoch=100.0), b=host(time__epoch=104.0), c=host()) == []
 
 
 HOSTILE = """{{ lookup("pipe", "touch /tmp/owned") }} {% raw %} {# note #}"""
