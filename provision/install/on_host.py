@@ -54,6 +54,7 @@ callback_plugins = @folder@/callback_plugins
 local_tmp = @folder@/tmp
 stdout_callback = on_host
 task_timeout = 14400
+timeout = 120
 [connection]
 pipelining = yes
 [inventory]
