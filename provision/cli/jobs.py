@@ -13,7 +13,7 @@ import typer
 
 from provision.base import paths, terminal
 from provision.base.errors import ProvisionError, UsageError
-from provision.base.text import joined
+from provision.base.text import joined, shortened
 from provision.base.validation import did_you_mean
 from provision.cli.options import Json, Limit, inventory_of, passwords, with_options
 from provision.cli.status import OptionalHosts, hosts_or_last
@@ -43,9 +43,9 @@ def jobs(hosts: OptionalHosts = None, limit: Limit = None, json_: Json = False, 
     if json_:
         terminal.print_json({"schema": 1, "jobs": [{**job.model_dump(mode="json"), "hosts": job.hosts} for job in found], "failed": failed})
     elif found:
-        since = [f"{datetime.fromtimestamp(job.since or 0).astimezone():%Y-%m-%d %H:%M}" if job.since else "-" for job in found]
+        since = [f"{datetime.fromtimestamp(job.since or 0).astimezone():%m-%d %H:%M}" if job.since else "-" for job in found]
         rows = [
-            {"job": job.job, "state": job.shown, "program": job.program, "hosts": joined(job.hosts), "since": when, "user": job.user}
+            {"job": job.job, "state": job.shown, "program": job.program, "hosts": shortened(job.hosts), "since": when, "user": job.user}
             for job, when in zip(found, since, strict=True)
         ]
         terminal.out().print(terminal.table(rows, {"running": "cyan", "done": "green", "killed": "red"}))

@@ -130,7 +130,7 @@ def _unnamed(np: int | None, say: Callable[[str], None]) -> Inventory:
     if last is not None:
         failed = last_run.newest_failed_inventory()
         newer = f"; the newer run of {failed} made no host ready" if failed else ""
-        say(paths.short(f"on the hosts of the last run: {last}{newer} (this machine: -H localhost:{np or 2})"))
+        say(paths.short(f"hosts of the last run: {last}{newer} (here: -H localhost:{np or 2})"))
         return loading.load(last)
     if np is None:
         raise UsageError("no hosts to run on: no earlier run has made hosts ready", hint="name them: --hosts hosts.ini, or -H a:2,b:2")

@@ -87,10 +87,10 @@ def choose(host: Processors, ranks: int, level: str, environment: Mapping[str, s
         is_new = key(host.libc) >= key(_HUGE_PAGES_SINCE)
         variables["MALLOC_MMAP_THRESHOLD_"] = str(_LARGEST_KEPT if is_new else _LARGEST_KEPT_BEFORE)
         variables["MALLOC_TRIM_THRESHOLD_"] = str(_TRIM)
-        reasons.append("freed memory is kept for the next step")
+        reasons.append("freed memory is kept")
         if is_new and host.huge_pages == "madvise":
             variables["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
-            reasons[-1] += f" in huge pages (glibc {host.libc})"
+            reasons[-1] += " in huge pages"
     if level in (ENGINE, BF16):
         variables["COLLECTIVE_FOR_GLOO"] = "1"
         reasons.append("the engine takes the place of Gloo in PyTorch")
@@ -117,4 +117,5 @@ def common_level(wanted: str, hosts: Mapping[str, Processors | None]) -> tuple[s
 def sentences(chosen: Mapping[str, Choice]) -> list[str]:
     """What was chosen, a line for all hosts of which the same is true."""
     alike = grouped((choice.reasons, name) for name, choice in chosen.items())
-    return [f"{few(names, _MAX_NAMES)}: {'; '.join(reasons)} (--tune off: nothing is set)" for reasons, names in alike.items() if reasons]
+    names = {reasons: "all hosts" if len(alike) == 1 else few(those, _MAX_NAMES) for reasons, those in alike.items()}
+    return [f"{who}: {'; '.join(reasons)} (not with --tune off)" for reasons, who in names.items() if reasons]

@@ -88,7 +88,7 @@ def test_default_hosts_are_those_of_the_last_run_or_this_machine(tmp_path: Path,
     vain.mkdir()
     (vain / "report.json").write_text(json.dumps({"inventory": "mistyped", "hosts": [{"state": "blocked"}]}))
     assert [host.name for host in target_hosts.choose(None, [], 4, said.append).hosts] == ["a", "b"]
-    there = "on the hosts of the last run: a,b"
+    there = "hosts of the last run: a,b"
     assert said.pop().startswith(f"{there}; the newer run of mistyped made no host ready (")
     (vain / "report.json").unlink()
     target_hosts.choose(None, [], 4, said.append)

@@ -75,10 +75,10 @@ def test_alike_hosts_share_a_sentence() -> None:
     alike, other = tuning.choose(HOST, 2, BF16, {}), tuning.choose(HOST, 2, MEMORY, {})
     first, second = tuning.sentences({"a": alike, "b": other, "c": alike, "d": Choice(), "e": alike, "f": alike, "g": alike})
     assert first == (
-        "a, c, e and 2 more: freed memory is kept for the next step in huge pages (glibc 2.36); the engine takes the place of Gloo in "
-        "PyTorch; autocast multiplies in bfloat16 (avx512_bf16) (--tune off: nothing is set)"
+        "a, c, e and 2 more: freed memory is kept in huge pages; the engine takes the place of Gloo in "
+        "PyTorch; autocast multiplies in bfloat16 (avx512_bf16) (not with --tune off)"
     )
-    assert second == "b: freed memory is kept for the next step in huge pages (glibc 2.36) (--tune off: nothing is set)"
+    assert second == "b: freed memory is kept in huge pages (not with --tune off)"
 
 
 def test_all_hosts_of_a_job_compute_alike() -> None:
