@@ -184,7 +184,7 @@ def _detach(session: Session, job: Job, placed: Sequence[tuple[str, int]], optio
     about |= {"placed": [list(each) for each in placed], "names": dict(job.names)}
     found = detached.start(session, job, about)
     session.progress.close()  # the id below has a line of its own
-    session.progress.line(f"job {found.job}: {found.shown}; it needs this machine no more")
+    session.progress.line(f"job {found.job}: {found.shown}; it goes on without this machine")
     for command in (f"logs -f {found.job}", f"cancel {found.job}", "jobs"):
         session.progress.line(f"  → provision {command}")
     terminal.out().say(found.job)
