@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from provision import __version__
 from provision.base import aptsources, resources, uv_support
 from provision.base.engine_source import pack_horovod_names
 from provision.base.problems import Problem
+from provision.base.text import grouped, size
 from provision.install import artifacts, builds, engine_builds, from_source, on_host, ssh_mesh
 from provision.install.rollout import Rollout, build_packages
+from provision.launch.program_files import MAX_NEIGHBOURS
+from provision.launch.push import Data, Push
 from provision.plan.lock import Files
 from provision.plan.model import HOROVOD_NAMES, HostPlan, Plan
-from provision.remote import ansible, ansible_vars
+from provision.remote import ansible, ansible_vars, ssh
 from provision.remote.ansible import Event, Outcome, Play, headline
 from provision.remote.session import Session
 from provision.survey import Facts
 from provision.survey.model import noted_files
 
 DRIVER = "driver.yml"  # the playbook of drivers, next to site.yml, which runs it first
+_CONNECT = "connect.yml"  # the first roles of site.yml that hosts need to take the bundle from each other
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # the survey reads the same: a container on this machine has the same, a clone another
 
 
@@ -92,8 +98,9 @@ def render(
     ansible_vars.write(folder / "vars.json", made)
     shown = {"hosts": plan.hosts, "drivers": rollout.drivers, "notes": plan.notes, "roles": rollout.roles, "version": __version__}
     templates = resources.templates(resources.folder("playbooks"), _one_line)
-    for name in ("site.yml", *([DRIVER] if rollout.drivers else [])):
-        text = templates.get_template(f"{name}.j2").render(shown, mirrored="provision_apt_mirror" in made)
+    for name in ("site.yml", *([DRIVER] if rollout.drivers else []), *([_CONNECT] if sources.bundle else [])):
+        shown["begins"] = ["guard", "ssh_mesh"] if name == _CONNECT else []
+        text = templates.get_template(f"{name.replace(_CONNECT, 'site.yml')}.j2").render(shown, mirrored="provision_apt_mirror" in made)
         (folder / name).write_text(text, encoding="utf-8")
     return folder / "site.yml", made, supplies
 
@@ -176,6 +183,32 @@ def _notes(encoded: object) -> Files:
     return noted_files(found)
 
 
+def _pushed(session: Session, rollout: Rollout, connect: Play, run: Callable[..., Outcome]) -> tuple[dict[str, str], bool]:
+    """Bring the bundle's files to hosts once, then from host to host, where they are many; (host → their archive there, whether that is all
+    that need them). Whoever does not get it so, also as the hosts do not reach each other, is sent it from here when Ansible runs."""
+    archives: dict[str, dict[str, str]] = cast(Any, connect.extra_vars["provision_bundle"])["archives"]
+    notes = {name: f"{shlex.quote(host.prefix)}/bundle/.provision-archive.json" for name, host in rollout.plan.hosts.items()}
+    lacks = {name: f"! grep -q {archives[name]['sha256']} {note}" for name, note in notes.items()}
+    answers = ssh.run(session, lacks, task="Look at the bundle's files")
+    groups = grouped((archives[name]["archive"], name) for name, answer in answers.items() if answer.code == 0)
+    found: dict[str, str] = {}
+    is_small = all(Path(archive).stat().st_size <= MAX_NEIGHBOURS or len(names) < 2 for archive, names in groups.items())
+    if is_small or "ssh_mesh" not in {role.name for role in rollout.roles}:
+        return found, not groups
+    try:
+        session.play(connect, "Connect the hosts", steps=["guard", "ssh_mesh"], run=run)
+        for archive, names in groups.items():
+            there = f"/var/tmp/provision-{archives[names[0]]['sha256'][:16]}.tar"  # noqa: S108 - of the login user alone, and verified
+            session.progress.stage(f"Copy the bundle, {size(Path(archive).stat().st_size)}", names)
+            push = Push(session, Data(Path(archive), Path(there).name), there, program_on=names)
+            push.run()
+            found |= {each.host.name: there for each in push.targets if not each.failed}
+    except BaseException:
+        session.release(notes)
+        raise
+    return found, found.keys() >= {name for names in groups.values() for name in names}
+
+
 def install(session: Session, rollout: Rollout, on_complete: Callable[[str, Files], None], *, check: bool = False) -> Installed:
     """Run the rendered playbook on the plan's hosts. With ``check`` nothing is changed; Ansible reports what would be.
 
@@ -186,6 +219,10 @@ def install(session: Session, rollout: Rollout, on_complete: Callable[[str, File
     folder, hosts = (session.folder / "playbook").resolve(), list(rollout.plan.hosts)
     playbook, variables, supplies = render(rollout, folder, fetch=not check, say=session.progress.doing)
     extra, from_here = {**variables, **session.of_locks}, on_host.why_not(rollout, variables, check=check)
+    run = ansible.run if from_here else on_host.OnHosts(session, on_host.pythons(rollout), folder)
+    if rollout.sources.bundle and not check:
+        extra["provision_pushed"], whole = _pushed(session, rollout, Play(folder / _CONNECT, hosts, extra), run)
+        from_here = from_here or ("" if whole else "not every host has got its files of the bundle from another one")
     unlocked: dict[str, list[str]] = {}
     files: dict[str, Files] = {}
     made: dict[str, str] = {}
@@ -207,7 +244,7 @@ def install(session: Session, rollout: Rollout, on_complete: Callable[[str, File
     try:
         steps_ = [role.name for role in rollout.roles]
         session.progress.detail(f"Ansible runs {f'from here: {from_here}' if from_here else 'on the hosts'}")
-        run = ansible.run if from_here else on_host.OnHosts(session, on_host.pythons(rollout), folder)
+        run = ansible.run if from_here else run
         outcome = session.play(Play(playbook, hosts, extra, check), title, steps=steps_, on_event=note, run=run)
     finally:
         builds.adopt(folder / "supplies")

@@ -45,9 +45,7 @@ _PACKAGES = ("ansible-core", "jinja2", "markupsafe", "pyyaml", "packaging")
 _FOLDERS = ("roles", "library", "module_utils")
 _LEFT_OUT = re.compile(r"\.\.|ansible_test/|ansible/galaxy/|.*__pycache__/")
 _OF_LOGIN = {f"ansible_{name}" for name in ("become_method", "become_exe", "become_flags", "become_user", "remote_tmp", "shell_executable")}
-_ARGUMENTS = shlex.split(
-    "-i @folder@/hosts.yml -e @@folder@/shared.json -e @@folder@/own.json -e provision_told=@folder@ @folder@/site.yml"
-)
+_ARGUMENTS = shlex.split("-i @folder@/hosts.yml -e @@folder@/shared.json -e @@folder@/own.json -e provision_told=@folder@")
 # The host's own do not count.
 _SETTINGS = """[defaults]
 callback_plugins = @folder@/callback_plugins
@@ -83,7 +81,7 @@ def why_not(rollout: Rollout, variables: Mapping[str, Any], *, check: bool) -> s
         return "without root the lock is in the home, which hosts may share"
     if any(distribution(package).files is None for package in _PACKAGES):
         return "Ansible was not installed from wheels, so its files are not known"
-    if rollout.drivers or rollout.sources.bundle or variables["provision_nccl_local"] or variables["provision_torch_wheels"]:
+    if rollout.drivers or variables["provision_nccl_local"] or variables["provision_torch_wheels"]:
         return "a reboot, or files of many gigabytes, need a connection from here"
     parts = [*variables["provision_from_source"].values(), variables["provision_engine_builds"]]
     is_complete = all(build["sha256"] for part in parts for build in part["builds"].values())
@@ -131,8 +129,6 @@ class OnHosts:
         self._supplies = dict(enumerate(found))
         known = {str(path): (number, downloads.digest(path)) for number, path in self._supplies.items()}
         self._files = {"supplies.json": json.dumps(known), "ansible.cfg": _SETTINGS}
-        self._lines: Queue[tuple[_Target, str | int]] = Queue(256)  # of which each may be long
-        self._rounds = 0
 
     def __call__(self, play: Play, _inventory: str, *, workdir: Path, on_event: Callable[[Event], None], **_of_session: object) -> Outcome:
         """Run it. Raises nothing for a host: that it failed is an event."""
@@ -141,7 +137,8 @@ class OnHosts:
         variables = {"provision_run_id": self._session.run_id, **play.extra_vars}
         ansible_vars.write(workdir / "vars.json", variables)
         archive, typed = _archive(play.path.parent, variables), self._session.passwords.get("become")
-        self._collector = Collector(on_event)
+        self._collector, self._rounds = Collector(on_event), 0
+        self._lines: Queue[tuple[_Target, str | int]] = Queue(256)  # of which each may be long
         targets = [_Target(name, dict(self._supplies), records / f"{at}-host.json") for at, name in enumerate(play.hosts or ())]
         self._going, stopped, polled = dict.fromkeys(targets), threading.Event(), 0.0
         ssh.at_once()  # which raises the limit of open files
@@ -151,8 +148,8 @@ class OnHosts:
                 password = ssh.secret(self._session.inventory.host(target.name).sudo_password, typed)
                 host = {"all": {"hosts": {target.name: {"ansible_connection": "local"}}}}
                 own = {"own.json": ansible_vars.text(_own(variables, target.name)), "hosts.yml": json.dumps(host)}
-                words = ["--become-password-file", "-"] if password else []
-                order = {"size": len(archive), "files": {**self._files, **own}, "arguments": words + _ARGUMENTS, "password": password}
+                words = [*(["--become-password-file", "-"] if password else []), *_ARGUMENTS, f"@folder@/{play.path.name}"]
+                order = {"size": len(archive), "files": {**self._files, **own}, "arguments": words, "password": password}
                 begin = (json.dumps(order).encode() + b"\n", archive)
                 pool.submit(self._attend, target, begin, lambda: stopped.is_set() or interrupted.is_set())
                 if stopped.wait(ssh.START_S / ssh.STARTS):

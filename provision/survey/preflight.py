@@ -79,7 +79,7 @@ def cluster_problems(known: Mapping[str, Facts], times: Mapping[str, tuple[float
     """Problems between hosts: one machine under two names, equal names, a shared prefix, clocks apart.
 
     Args:
-        times: host → this machine's clock (seconds since 1970) when it was asked and when its answer came; without it clocks are not compared.
+        times: host → this machine's clock (seconds since 1970) as it was asked, and as its answer came; without it clocks are not compared.
     """
     return [*_same_machines(known), *_shared_prefixes(known), *_clocks(known, times or {})]
 
