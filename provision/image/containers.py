@@ -23,6 +23,7 @@ from provision.image import container_hosts, local_images
 from provision.launch import placement
 from provision.launch.launchers import RunOptions
 from provision.launch.program import Containers
+from provision.launch.push import hand_on
 from provision.plan.model import Plan
 from provision.remote import ssh
 from provision.remote.session import Session
@@ -304,8 +305,11 @@ docker image inspect {self.tag}
                 with saved.open("rb") as file:
                     shutil.copyfileobj(file, pipe, 1 << 20)
 
-            script = f"id=$(docker load -q | sed -n 's/^Loaded image[^:]*: *//p') && docker tag \"$id\" {self.tag}"
-            self._must(self._ask(dict.fromkeys(names, script), stdin=write, timeout=_COPY_S), f"loading {image}")
+            there = hand_on(self.session, saved, attributes["Id"].rpartition(":")[2], names)
+            load = f"id=$(docker load -q | sed -n 's/^Loaded image[^:]*: *//p') && docker tag \"$id\" {self.tag}"
+            scripts = {name: f"trap 'rm -f {there[name]}' EXIT; exec <{there[name]}; {load}" if name in there else load for name in names}
+            stdin = {name: write for name in names if name not in there}
+            self._must(self._ask(scripts, stdin=stdin, timeout=_COPY_S), f"loading {image}")
         finally:
             saved.unlink(missing_ok=True)
 

@@ -17,11 +17,11 @@ from provision import __version__
 from provision.base import aptsources, resources, uv_support
 from provision.base.engine_source import pack_horovod_names
 from provision.base.problems import Problem
-from provision.base.text import grouped, size
+from provision.base.text import grouped
 from provision.install import artifacts, builds, engine_builds, from_source, on_host, ssh_mesh
 from provision.install.rollout import Rollout, build_packages
 from provision.launch.program_files import MAX_NEIGHBOURS
-from provision.launch.push import Data, Push
+from provision.launch.push import hand_on
 from provision.plan.lock import Files
 from provision.plan.model import HOROVOD_NAMES, HostPlan, Plan
 from provision.remote import ansible, ansible_vars, ssh
@@ -192,20 +192,15 @@ def _pushed(session: Session, rollout: Rollout, connect: Play, run: Callable[...
     answers = ssh.run(session, lacks, task="Look at the bundle's files")
     groups = grouped((archives[name]["archive"], name) for name, answer in answers.items() if answer.code == 0)
     found: dict[str, str] = {}
-    is_small = all(Path(archive).stat().st_size <= MAX_NEIGHBOURS or len(names) < 2 for archive, names in groups.items())
-    if is_small or "ssh_mesh" not in {role.name for role in rollout.roles}:
-        return found, not groups
-    try:
-        session.play(connect, "Connect the hosts", steps=["guard", "ssh_mesh"], run=run)
-        for archive, names in groups.items():
-            there = f"/var/tmp/provision-{archives[names[0]]['sha256'][:16]}.tar"  # noqa: S108 - of the login user alone, and verified
-            session.progress.stage(f"Copy the bundle, {size(Path(archive).stat().st_size)}", names)
-            push = Push(session, Data(Path(archive), Path(there).name), there, program_on=names)
-            push.run()
-            found |= {each.host.name: there for each in push.targets if not each.failed}
-    except BaseException:
-        session.release(notes)
-        raise
+    is_much = any(Path(archive).stat().st_size > MAX_NEIGHBOURS and len(names) > 1 for archive, names in groups.items())
+    if is_much and "ssh_mesh" in {role.name for role in rollout.roles}:
+        try:
+            session.play(connect, "Connect the hosts", steps=["guard", "ssh_mesh"], run=run)
+            for archive, names in groups.items():
+                found |= hand_on(session, Path(archive), archives[names[0]]["sha256"], names)
+        except BaseException:
+            session.release(notes)
+            raise
     return found, found.keys() >= {name for names in groups.values() for name in names}
 
 

@@ -162,8 +162,7 @@ def copy(session: Session, archive: Archive, scripts: Mapping[str, str], *, on_h
     if on_hosts and sum(sizes) > MAX_NEIGHBOURS:
         from provision.launch import push  # it imports this module
 
-        look = ssh.run(session, dict.fromkeys(scripts, "cd && test -e .provision-record.json && test -e .ssh/provision_config"))
-        if all(answer.code == 0 for answer in look.values()):
+        if push.reach_each_other(session, scripts):
             archive = push.program(session, archive, list(scripts))
     for host, answer in ssh.run(session, scripts, stdin=archive.write, timeout=_COPY_S).items():
         if answer.code != 0:
