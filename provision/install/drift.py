@@ -14,7 +14,7 @@ from provision.base.problems import Problem
 from provision.base.text import grouped
 from provision.install.rollout import Rollout
 from provision.plan.lock import Files, Lock, LockedComponent, environments
-from provision.plan.manifest import Manifest
+from provision.plan.manifest import Manifest, digest_of
 from provision.plan.model import COMPONENTS, HostPlan
 from provision.plan.summary import TITLES
 from provision.survey import Facts
@@ -50,7 +50,7 @@ def reason_to_run(wanted: Manifest, facts: Facts) -> Problem | None:
         return _reason("drift-unknown", "the survey could not find out what has changed there")
     if facts.dpkg_interrupted or facts.broken_packages:
         return _reason("packages-interrupted", "a package installation was interrupted")
-    if changes := list(islice(_changes(_essence(wanted.as_dict()), _essence(installed.manifest.as_dict())), _MAX_CHANGES)):
+    if changes := list(islice(_changes(_essence(wanted), _essence(installed.manifest)), _MAX_CHANGES)):
         return _reason("plan-differs", f"changed since the last installation: {'; '.join(changes)}")
     if without_key := _without_key(wanted):
         return _reason("key-unknown", f"the key of {', '.join(without_key)} is not known")
@@ -97,20 +97,25 @@ def from_lock(lock: Lock, host: HostPlan, files: Files) -> Iterator[Drift]:
 def is_rewritten(wanted: Manifest, facts: Facts) -> bool:
     """Whether a run will change a host's manifest."""
     manifest = facts.installed.manifest
-    return manifest is None or _essence(wanted.as_dict()) != _essence(manifest.as_dict()) or bool(_without_key(wanted))
+    return manifest is None or _essence(wanted) != _essence(manifest) or bool(_without_key(wanted))
 
 
 def _without_key(wanted: Manifest) -> list[str]:
     """The members whose public key is not known yet."""
-    return [name for name, member in wanted.members.items() if member["key"] is None] if len(wanted.members) > 1 else []
+    members = {} if isinstance(wanted.members, str) else wanted.members
+    return [name for name, member in members.items() if member["key"] is None] if len(members) > 1 else []
 
 
-def _essence(value: Any) -> Any:
+def _essence(manifest: Manifest) -> Any:
+    return _plain({**manifest.as_dict(), "members": digest_of(manifest.members)})
+
+
+def _plain(value: Any) -> Any:
     """Plain data without reasons and repositories: neither changes what is installed on a host."""
     if isinstance(value, Mapping):
-        return {key: _essence(entry) for key, entry in value.items() if key not in ("why", "rejected", "repository")}
+        return {key: _plain(entry) for key, entry in value.items() if key not in ("why", "rejected", "repository")}
     if isinstance(value, (list, tuple)):
-        return [_essence(entry) for entry in value]
+        return [_plain(entry) for entry in value]
     return json.loads(json.dumps(value))
 
 
@@ -123,14 +128,10 @@ def _changes(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[str]:
         if (now := new["host"][field]) != (before := old["host"].get(field)):
             plain = {type(now), type(before)} <= {str, int}
             yield f"{field.replace('_', ' ')} {f'{_short(before)} → {_short(now)}' if plain else 'changed'}"
-    members, others = new["members"], old["members"]
-    for name in dict.fromkeys([*members, *others]):
-        if (now := members.get(name) or {}) != (before := others.get(name) or {}):
-            known = before if isinstance(before, Mapping) else {}  # a host's word
-            fields = ", ".join(field.replace("_", " ") for field in now if now[field] != known.get(field)) or "other fields"
-            yield f"host {name} {f'changed ({fields})' if now and before else 'is new' if now else 'has left'}"
-    if members == others and new["cluster"] != old["cluster"]:
+    if new["cluster"] != old["cluster"]:
         yield "the inventory has other hosts or addresses"
+    elif new["members"] != old["members"]:
+        yield "another host has other keys, ports, logins or slots"
     if new["build"] != old["build"]:
         yield "the tools that build the engine have other versions"
 

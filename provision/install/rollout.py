@@ -73,9 +73,14 @@ class Rollout:
         """Each host's manifest, as it will be once the plan is installed."""
         cluster, build = ssh_mesh.cluster_id(self.inventory), build_packages(self.request.options.catalog)
         return {
-            name: Manifest.of(host, cluster, self.members if self.complete else ssh_mesh.remembered(self.facts.get(name)), build)
+            name: Manifest.of(host, cluster, self.members if self.complete else self._known(self.facts.get(name)), build)
             for name, host in self.plan.hosts.items()
         }
+
+    def _known(self, facts: Facts | None) -> Mapping[str, Member] | str:
+        """The members that a host knows already, or a digest of them."""
+        manifest = facts.installed.manifest if facts else None
+        return manifest.members if manifest and isinstance(manifest.members, str) else ssh_mesh.remembered(facts)
 
     @cached_property
     def roles(self) -> list[Role]:

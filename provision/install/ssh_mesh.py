@@ -40,8 +40,8 @@ def members(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts]) -> dic
 
 def remembered(facts: Facts | None) -> dict[str, Member]:
     """The members that a host's manifest names, without entries that could break out of a line of a file: a host may say anything."""
-    manifest = facts.installed.manifest if facts else None
-    return {name: member for name, member in manifest.members.items() if _is_valid(name, member)} if manifest else {}
+    members = facts.installed.manifest.members if facts and facts.installed.manifest else {}
+    return {name: member for name, member in members.items() if _is_valid(name, member)} if not isinstance(members, str) else {}
 
 
 def _is_valid(name: str, member: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -13,13 +15,19 @@ from provision.plan.model import COMPONENTS, HostPlan
 UNREADABLE = "its manifest was written by another version or is damaged"
 
 
+def digest_of(members: Mapping[str, Any] | str) -> str:
+    """As hostside/survey has it; a digest as it is."""
+    return members if isinstance(members, str) else hashlib.sha256(json.dumps(members, sort_keys=True).encode()).hexdigest()
+
+
 class Manifest(BaseModel):
     """What a host holds.
 
     Attributes:
         cluster: the id of the cluster, see `install.ssh_mesh.cluster_id`.
         host: the host's plan, without reasons, and without what is not in the prefix: a driver, and what was removed.
-        members: the cluster's hosts by name; unchecked: `install.ssh_mesh` validates those that it uses.
+        members: the cluster's hosts by name; unchecked: `install.ssh_mesh` validates those that it uses. From a survey, `digest_of` them,
+            unless the run leaves out hosts.
         build: exact pins of what builds the engine, and of pip for packages that users add.
     """
 
@@ -28,11 +36,11 @@ class Manifest(BaseModel):
     schema_number: Literal[2] = Field(2, alias="schema")
     cluster: str
     host: HostPlan
-    members: Mapping[str, Any] = {}
+    members: Mapping[str, Any] | str = {}
     build: list[str] = []
 
     @classmethod
-    def of(cls, host: HostPlan, cluster: str, members: Mapping[str, Mapping[str, object]], build: list[str]) -> Manifest:
+    def of(cls, host: HostPlan, cluster: str, members: Mapping[str, Mapping[str, object]] | str, build: list[str]) -> Manifest:
         """The manifest of a host once its plan is installed."""
         bare: dict[str, Any] = {"driver": None, "hwloc": None}
         for name in COMPONENTS:  # the wording of reasons may change; they are in the run's plan
@@ -44,4 +52,4 @@ class Manifest(BaseModel):
     def as_dict(self) -> Mapping[str, object]:
         """Plain data for JSON, as the file has it."""
         host = {name: value for name, value in self.host.as_dict().items() if name != "driver"}
-        return {"schema": self.schema_number, "cluster": self.cluster, "host": host, "members": dict(self.members), "build": self.build}
+        return {"schema": self.schema_number, "cluster": self.cluster, "host": host, "members": self.members, "build": self.build}

@@ -69,7 +69,8 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
     prompted = session.passwords.get("become")
     passwords = {host.name: word for host in hosts if (word := ssh.secret(host.sudo_password, prompted))}
     session.progress.stage("Survey", [host.name for host in hosts])
-    scripts = {host.name: script_on(host, session.catalog, with_password=host.name in passwords) for host in hosts}
+    members = bool(session.inventory.left_out)  # known by the hosts of the run alone
+    scripts = {host.name: script_on(host, session.catalog, with_password=host.name in passwords, members=members) for host in hosts}
     answers = ssh.run(session, scripts, timeout=ANSWER_S, task="Collect facts")
     survey = Survey()
     for host in hosts:

@@ -12,6 +12,7 @@ Options come as JSON in the environment variable PROVISION_SURVEY_OPTIONS:
     root       "no": do not become root although it may be possible; "password": a sudo password will be given
     managed_libc  family, debian or rhel → the oldest glibc of its systems whose packages are managed
     sections   names of functions, which alone run; those of `activity.py` run on request only
+    members    whether the manifest is to name the cluster's hosts, instead of a digest of them
     timeout    seconds that any section may take (default 8; most hosts need half a second)
 """
 

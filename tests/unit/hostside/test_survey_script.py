@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from provision.base import resources
+from provision.plan.manifest import digest_of
 from provision.survey import Facts
 from provision.survey.document import parse_output
 
@@ -218,6 +219,13 @@ def test_a_forged_record_leads_nowhere_else(tmp_path: Path, odd: dict[str, Any])
     assert found["installed"]["partial_mb"] == (1 if isinstance(odd.get("contents"), list) else 0)
     assert found["installed"]["system_packages"]["added"] == []
     assert "installed" not in found.get("errors", {})
+
+
+def test_a_manifest_names_the_members_where_they_are_asked_for(tmp_path: Path) -> None:
+    members = {"node2": {"port": 22, "login": "jürgen", "key": None}, "node1": {"slots": 2}}
+    (tmp_path / "manifest.json").write_text(json.dumps({"members": members}))
+    found = [survey({"prefix": str(tmp_path), "members": asked})["installed"]["manifest"]["members"] for asked in (True, False)]
+    assert found == [members, digest_of(members)]
 
 
 def test_a_damaged_manifest_is_reported(tmp_path: Path) -> None:

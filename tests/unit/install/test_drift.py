@@ -14,6 +14,7 @@ from provision.base.errors import UsageError
 from provision.catalog import OURS
 from provision.install import drift, roles, ssh_mesh
 from provision.inventory import Inventory, last_run, load
+from provision.plan.manifest import digest_of
 from provision.plan.model import Plan
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
@@ -104,8 +105,9 @@ def test_a_manifest_is_rewritten_for_what_it_says_and_not_for_what_is_missing_on
         (lambda found: found["installed"]["manifest"].update(cluster="0123456789ab"), "the inventory has other hosts or addresses"),
         (lambda found: found["installed"]["manifest"]["build"].pop(), "the tools that build the engine have other versions"),
         (lambda found: found["installed"]["manifest"].update(schema=1), "written by another version"),
-        (lambda found: found["installed"]["manifest"]["members"].pop("gpu1"), "host gpu1 is new"),
-        (lambda found: found["installed"]["manifest"]["members"].update(gpu1="no mapping"), "host gpu1 changed"),
+        (lambda found: found["installed"]["manifest"]["members"].pop("gpu1"), "another host has other keys"),
+        (lambda found: found["installed"]["manifest"]["members"].update(gpu1="no mapping"), "another host has other keys"),
+        (lambda found: found["installed"]["manifest"].update(members="0" * 64), "another host has other keys"),
         (lambda found: found["ssh"].update(mesh_key=None), "key"),
     ],
 )
@@ -121,6 +123,16 @@ def test_hosts_outside_the_limit_stay_members(done: dict[str, dict[str, Any]]) -
     assert set(ssh_mesh.members(plan_of(only), limited, read(only))) == {"node1", "gpu1"}
     assert ssh_mesh.cluster_id(limited) == ssh_mesh.cluster_id(load(str(DATA / "lint.ini")))
     assert reasons(limited, only) == {"node1": None}
+
+
+def test_a_digest_of_the_members_says_as_much_and_is_kept(inventory: Inventory, done: dict[str, dict[str, Any]]) -> None:
+    for found in done.values():
+        found["installed"]["manifest"]["members"] = digest_of(found["installed"]["manifest"]["members"])
+    assert reasons(inventory, done) == {"node1": None, "gpu1": None}
+    only = {"node1": done["node1"]}  # as gpu1 does not answer
+    (manifest,) = rollout(plan_of(only), inventory, read(only)).manifests.values()
+    assert manifest.members == done["node1"]["installed"]["manifest"]["members"]
+    assert reasons(inventory, only) == {"node1": None}
 
 
 def test_a_host_that_left_the_inventory_is_no_member_any_more(tmp_path: Path, done: dict[str, dict[str, Any]]) -> None:
