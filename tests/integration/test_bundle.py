@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from hosts import good, provision, remove_default_route, report, root
 
-from provision.sandbox import Sandbox
+from provision.launch.program_files import MAX_NEIGHBOURS
+from provision.sandbox import Sandbox, SandboxHost
 
 LEAN = (
     "--torch",
@@ -47,8 +48,14 @@ def bundle(closed, tmp_path_factory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def installed(closed, bundle) -> dict[str, Any]:
-    """Report of the installation from the bundle."""
-    return report(good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--json")))
+    """Report of the installation from the bundle, and what the first host has sent meanwhile."""
+    before = _sent(closed.hosts[0])
+    made = report(good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--json")))
+    return {**made, "sent": _sent(closed.hosts[0]) - before}
+
+
+def _sent(host: SandboxHost) -> int:
+    return int(root(host, "cat /sys/class/net/eth0/statistics/tx_bytes"))
 
 
 def test_a_changed_bundle_is_refused_before_a_host_is_touched(closed, bundle, tmp_path):
@@ -73,6 +80,14 @@ def test_a_bundle_that_lacks_something_is_named_before_a_host_is_touched(closed,
 def test_hosts_without_a_network_are_installed_and_verified_from_the_bundle(installed):
     assert {host["state"] for host in installed["hosts"]} == {"ready"}
     assert installed["smoke"]["size"] == 2
+
+
+def test_the_first_host_hands_the_files_on_and_nothing_is_left_of_the_way(closed, installed):
+    archive = next((Path(installed["folder"]) / "playbook").glob("bundle-*.tar"))
+    assert installed["sent"] > archive.stat().st_size > MAX_NEIGHBOURS
+    assert not any("prov" in root(host, "ls -A /var/tmp") for host in closed.hosts)
+    events = Path(installed["folder"]) / "site/artifacts/ansible/job_events"
+    assert len(list(events.iterdir())) == 2, "each host runs its own steps"
 
 
 @pytest.mark.usefixtures("installed")
