@@ -83,10 +83,12 @@ def judge(hosts: Mapping[str, Sequence[Rank]]) -> list[Verdict]:
 def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
     places = sorted((place_of(host, rank) for host, rank in found), key=lambda place: (place.rank, place.host))
     known = {place.line: place for place in places if place.kind == "collective" and place.line}
-    spin = [place for place in places if place.kind == "busy" and place.is_partial and place.line in known]
-    if len(spin) + sum(place.kind in WAITS for place in places) < len(places):  # else one of them may be what keeps the others
-        for place, same in ((place, known[place.line]) for place in spin):
-            place.kind, place.doing, place.at, place.moves = same.kind, same.doing, same.at, same.moves
+    alike = [place for place in places if place.is_partial and place.line in known and place.kind in ("busy", "hidden")]
+    spin = [place for place in alike if place.kind == "busy"]
+    may_spin = len(spin) + sum(place.kind in WAITS for place in places) < len(places)  # else one of them may be what keeps the others
+    for place, same in ((place, known[place.line]) for place in alike if may_spin or place not in spin):
+        place.moves = same.moves or (place.moves and place not in spin)
+        place.kind, place.doing, place.at = same.kind, same.doing, same.at
     missing = sorted(set(range(min(max(rank.ranks for _host, rank in found), 4096))) - {place.rank for place in places})
     among_ranks = any(place.kind == "collective" for place in places)
     waits = {id(place): place.kind in WAITS and not (place.alone and among_ranks) for place in places}
@@ -182,7 +184,7 @@ def place_of(host: str, rank: Rank) -> Place:
     place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=doing, line=_line(thread))
     place.holder, place.unanswered, place.lacks = thread.holder, next(iter(main.unanswered), ""), main.lacks
     place.at = operation if kind in ("network", "client", "loader", "child") else place.doing
-    place.caller, place.is_partial = _line(thread, 1), bool(main.no_stacks)
+    place.caller, place.is_partial = _line(thread, 1), bool(main.no_stacks or (kind == "hidden" and any(map(_line_of, thread.frames[:1]))))
     place.alone = kind == "network" and bool(place.line) and not any("/torch/distributed/" in frame.file for frame in thread.frames)
     place.evidence += _evidence(thread)
     # It waits, but looks again and again whether the others are there, as in init_process_group, in all of MPI and of our engine.

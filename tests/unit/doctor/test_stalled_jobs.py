@@ -589,6 +589,21 @@ def test_ranks_without_native_stacks_spin_where_one_is_in_an_operation() -> None
     assert (judged(data).state, judged(data).suspects) == ("works", [1, 2])
 
 
+def test_ranks_whose_native_calls_were_not_read_stand_where_one_of_them_stands_that_was() -> None:
+    data = recorded("fifo")["ranks"]
+    backward = [{"name": "_engine_run_backward", "file": "/x/site-packages/torch/autograd/graph.py", "line": 5}]
+    for rank, line in zip(data, (13, 11, 13), strict=True):
+        innermost = [{"name": "barrier", "file": _C10D, "line": 8}] if line == 11 else backward
+        frames = [*innermost, {"name": "step", "file": "/x/train.py", "line": line}]
+        first_thread(rank).update(call="futex", waits_in="", target="", state="S", busy=0.0, switches=2, frames=frames)
+    first_thread(data[0])["frames"].insert(0, {"name": "gloo::transport::tcp::UnboundBuffer::waitRecv", "file": "libtorch_cpu.so"})
+    verdict = judged(data)
+    assert (verdict.state, verdict.suspects) == ("stalled", [1])
+    assert "rank 1 on node1 waits for other ranks in barrier at train.py:11" in verdict.said
+    first_thread(data[2])["switches"] = 50
+    assert judged(data).state == "moves"
+
+
 def test_what_the_host_of_a_suspect_lacks_is_said() -> None:
     data = recorded("fifo")["ranks"]
     for rank in data:
