@@ -81,7 +81,7 @@ def why_not(rollout: Rollout, variables: Mapping[str, Any], *, check: bool) -> s
         return "without root the lock is in the home, which hosts may share"
     if any(distribution(package).files is None for package in _PACKAGES):
         return "Ansible was not installed from wheels, so its files are not known"
-    if rollout.drivers or variables["provision_nccl_local"] or variables["provision_torch_wheels"]:
+    if rollout.drivers or variables["provision_nccl_local"] or variables.get("provision_torch_wheels"):
         return "a reboot, or files of many gigabytes, need a connection from here"
     parts = [*variables["provision_from_source"].values(), variables["provision_engine_builds"]]
     is_complete = all(build["sha256"] for part in parts for build in part["builds"].values())
