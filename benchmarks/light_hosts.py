@@ -5,7 +5,7 @@
 
 The hosts are light: addresses 127.x.y.z of this machine behind one sshd, at 16 ports, as few logins can wait at one. Logins, connections,
 transfers and all of the controller are real; what runs on a host is a STUB (`light_host.py`), so the hosts' own processor time is not in
-the figures, and sshd's is counted apart.
+the figures. That of sshd is counted apart, and comes first, as hosts have processors of their own.
 Bad hosts, in turn: refuses the login; accepts a connection and says nothing; has no Python; falls silent; floods; fails in a step.
 """
 
@@ -99,7 +99,7 @@ def light_hosts(folder: Path, count: int, bad: float = 0.0, pace: float = 1.0, s
     Path("/run/sshd").mkdir(exist_ok=True)  # where sshd drops its rights
     path = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin") or sys.exit("there is no sshd: apt install openssh-server")
     with (folder / "sshd.log").open("wb") as log, deaf:
-        daemon = subprocess.Popen([path, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
+        daemon = subprocess.Popen(["nice", "-n", "-10", path, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
         try:
             for _ in range(100):
                 with suppress(OSError), socket.create_connection(("127.0.0.1", ports[0]), 5):

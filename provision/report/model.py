@@ -248,7 +248,7 @@ def _alike(problems: Iterable[Problem]) -> Iterator[tuple[str, Problem]]:
 
 def general(each: Problem) -> Problem:
     """A problem without its host, which ssh's messages name."""
-    address = r"(?<=connect to host )\S+|(?<=Connection to )\S+|(?:(?<=@)|(?<=ssh ))[\d.]{7,}\b"
+    address = r"(?<=connect to host )\S+(?: port \d+)?|(?<=Connection to )\S+(?: port \d+)?|(?:(?<=@)|(?<=ssh ))[\d.]{7,}\b"
     own = rf"(?<![\w.-]){re.escape(str(each.host))}(?![\w-])|{address}" if each.id == "unreachable" else "(?!)"
     what, hint = (re.sub(own, "HOST", text or "") for text in (each.what, each.hint))
     return replace(each, id="", host=None, message="", what=what, hint=hint or None)
