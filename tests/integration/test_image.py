@@ -355,6 +355,16 @@ def test_a_job_runs_in_containers_on_hosts_and_leaves_nothing_but_what_is_kept(
 
 
 @pytest.mark.slow
+def test_an_image_is_pushed_to_hosts_that_were_made_ready(image: str, engine_hosts: Sandbox, capfd: pytest.CaptureFixture[str]) -> None:
+    for host in engine_hosts.hosts:  # as `provision up` leaves them; here no host reaches another one, so both take it from this machine
+        made = "cd ~trainer && echo {} > .provision-record.json && touch .ssh/provision_config && chown -R trainer .provision* .ssh"
+        root(host, f"{made}; docker image rm -f {image}")
+    assert run_job(str(engine_hosts.inventory), image, "python", "-m", "collective_core.check") == 0
+    assert "Copy image.tar, " in capfd.readouterr().err
+    assert not any("prov" in root(host, "ls -A /var/tmp") for host in engine_hosts.hosts)
+
+
+@pytest.mark.slow
 def test_another_image_goes_when_the_job_is_ended(
     engine: docker.DockerClient, image: str, engine_hosts: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
