@@ -190,7 +190,7 @@ def _pushed(session: Session, rollout: Rollout, connect: Play, run: Callable[...
     notes = {name: f"{shlex.quote(host.prefix)}/bundle/.provision-archive.json" for name, host in rollout.plan.hosts.items()}
     lacks = {name: f"! grep -q {archives[name]['sha256']} {note}" for name, note in notes.items()}
     answers = ssh.run(session, lacks, task="Look at the bundle's files")
-    groups = grouped((archives[name]["archive"], name) for name, answer in answers.items() if answer.code == 0)
+    groups = grouped((archives[name]["archive"], name) for name, answer in answers.items() if answer.code != 1)
     found: dict[str, str] = {}
     is_much = any(Path(archive).stat().st_size > MAX_NEIGHBOURS and len(names) > 1 for archive, names in groups.items())
     if is_much and "ssh_mesh" in {role.name for role in rollout.roles}:

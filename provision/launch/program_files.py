@@ -162,7 +162,7 @@ def copy(session: Session, archive: Archive, scripts: Mapping[str, str], *, on_h
     if on_hosts and sum(sizes) > MAX_NEIGHBOURS:
         from provision.launch import push  # it imports this module
 
-        if push.reach_each_other(session, scripts):
+        if len(push.connected(session, scripts)) == len(scripts):
             archive = push.program(session, archive, list(scripts))
     for host, answer in ssh.run(session, scripts, stdin=archive.write, timeout=_COPY_S).items():
         if answer.code != 0:

@@ -260,20 +260,21 @@ class Push:
         self._session.progress.line(f"{target.host.name}: {why}", "bold red")
 
 
-def reach_each_other(session: Session, names: Iterable[str]) -> bool:
-    """Whether `provision up` has made these hosts ready to take data from each other."""
+def connected(session: Session, names: Iterable[str]) -> list[str]:
+    """Those of these hosts that `provision up` has made ready to take data from each other."""
     look = ssh.run(session, dict.fromkeys(names, "cd && test -e .provision-record.json && test -e .ssh/provision_config"))
-    return all(answer.code == 0 for answer in look.values())
+    return [name for name, answer in look.items() if answer.code == 0]
 
 
 def hand_on(session: Session, file: Path, key: str, names: Sequence[str]) -> dict[str, str]:
     """Copy a large file to hosts that reach each other; host → its path there, where who uses it removes it. Those that fail are left out,
     and all of them where the file is small: they are sent it in another way. ``key``: hexadecimal, names its content."""
-    if file.stat().st_size <= MAX_NEIGHBOURS or len(names) < 2 or not reach_each_other(session, names):
+    ready = connected(session, names) if file.stat().st_size > MAX_NEIGHBOURS else []
+    if len(ready) < 2:
         return {}
     there = f"/var/tmp/provision-{key[:16]}.tar"  # noqa: S108 - it is replaced as a whole, and not in another user's place
-    session.progress.stage(f"Copy {file.name}, {size(file.stat().st_size)}", names)
-    made = Push(session, Data(file, posixpath.basename(there)), there, program_on=names)
+    session.progress.stage(f"Copy {file.name}, {size(file.stat().st_size)}", ready)
+    made = Push(session, Data(file, posixpath.basename(there)), there, program_on=ready)
     made.run()
     return {each.host.name: there for each in made.targets if not each.failed}
 
