@@ -184,8 +184,10 @@ def _notes(encoded: object) -> Files:
 
 
 def _pushed(session: Session, rollout: Rollout, connect: Play, run: Callable[..., Outcome]) -> tuple[dict[str, str], bool]:
-    """Bring the bundle's files to hosts once, then from host to host, where they are many; (host → their archive there, whether that is all
-    that need them). Whoever does not get it so, also as the hosts do not reach each other, is sent it from here when Ansible runs."""
+    """Copy the bundle's files to the first host, then from host to host; (host → its archive there, whether all that need one have it).
+
+    Where they are small, or hosts do not reach each other, Ansible copies them from here.
+    """
     archives: dict[str, dict[str, str]] = cast(Any, connect.extra_vars["provision_bundle"])["archives"]
     notes = {name: f"{shlex.quote(host.prefix)}/bundle/.provision-archive.json" for name, host in rollout.plan.hosts.items()}
     lacks = {name: f"! grep -q {archives[name]['sha256']} {note}" for name, note in notes.items()}

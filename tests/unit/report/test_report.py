@@ -208,7 +208,7 @@ def test_a_thousand_hosts_that_do_not_answer_are_one_problem() -> None:
     printed = io.StringIO()
     show_problems(found, Console(file=printed, width=200, color_system=None))
     lines = printed.getvalue().splitlines()
-    assert lines[0] == "gpu[0-999]: error: it does not answer (connect to host HOST port 22: Connection timed out)"
+    assert lines[0] == "gpu[0-999]: error: it does not answer (connect to host HOST: Connection timed out)"
     assert lines[1].endswith("--limit '!HOST'")
     assert lines[2].startswith("a: error: ")
     assert "HOST" not in "".join(lines[2:])
