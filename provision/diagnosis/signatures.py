@@ -96,7 +96,7 @@ class Signature(Model):
 
     id: _Id
     layer: _Layer = ""
-    severity: Severity
+    severity: Severity = "error"
     title: Annotated[str, Form(r".{10,}", "a title of at least 10 letters")]
     summary: Annotated[str, Form(r"[\s\S]*\.", "a sentence that ends with a full stop")]
     on_host: Words | None = None
@@ -132,6 +132,7 @@ class Symptom(Signature):
 class Condition(Signature):
     """An error that only checks of hosts see: no program prints it in a known form (conditions.yaml)."""
 
+    severity: Severity
     patterns: tuple[_Pattern, ...] = ()
     sources: tuple[_Url, ...] = ()
 

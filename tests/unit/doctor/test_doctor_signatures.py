@@ -45,7 +45,7 @@ def test_a_file_of_signatures_keeps_to_the_printed_schema(file: Path) -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "said"),
     [
-        ("  severity: error", "  severity: bad", "`[0].severity` must be 'error', 'warning' or 'note', not 'bad'"),
+        ("  title: ", "  severity: bad\n  title: ", "`[0].severity` must be 'error', 'warning' or 'note', not 'bad'"),
         ("  probe:", "  prope:", "`[0].prope` is unknown; did you mean `probe`?"),
         ("'failed to extend", "# 'failed to extend", "`[0].patterns[0]` must be a pattern in quotes"),
         ("supersedes: [disk-full]", "fix: []", "`fix` occurs twice"),
