@@ -138,9 +138,8 @@ class Condition(Signature):
 
 
 class Harmless(Model):
-    """Lines that look alarming and mean nothing (harmless.yaml)."""
+    """Lines that look alarming and mean nothing (harmless.yaml). ``why``: for who reads the file."""
 
-    id: _Id
     why: _Text
     patterns: _Patterns
 
