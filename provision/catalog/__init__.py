@@ -108,21 +108,13 @@ class Catalog:
             setattr(self, name, partial(self.load, name))
 
     def _read(self, name: str) -> Any:
-        """The file ``name`` as its model.
-
-        Raises:
-            UsageError: the file is not YAML or does not match its model; lists all mistakes with their lines.
-        """
+        """The file ``name`` as its model. Raises UsageError where it is not YAML or does not match, with all mistakes and their lines."""
         if self.overlay is not None and (self.overlay.feed or name in self.overlay.files):
             return self.overlay.merged(name)
         return _of_ours(name)
 
     def check(self) -> None:
-        """Read every file, so that a mistake in one that is needed late is reported before anything is changed.
-
-        Raises:
-            UsageError: as from `load`.
-        """
+        """Read every file, so that a mistake in one that is needed late is reported before anything is changed. Raises as `load`."""
         for name in Catalog.__annotations__:
             self.load(name)
 

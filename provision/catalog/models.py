@@ -565,23 +565,18 @@ class Pytorch(File, Sourced):
     known_bad: Troubles
 
     @model_validator(mode="after")
-    def _rocms_are_listed(self) -> Pytorch:
-        refuse(
-            (("releases", version, "rocm", place), f"{each} is not listed under rocm.of")
-            for version, release in self.releases.items()
-            for place, each in enumerate(release.rocm)
-            if each not in self.rocm.of
-        )
+    def _rocms_and_defaults_are_listed(self) -> Pytorch:
+        refuse(self._unlisted())
         return self
 
-    @model_validator(mode="after")
-    def _defaults_are_listed(self) -> Pytorch:
-        refuse(
-            (("defaults", place, "version"), f"{each.version} is not listed under releases")
-            for place, each in enumerate(self.defaults)
-            if each.version not in self.releases
-        )
-        return self
+    def _unlisted(self) -> Iterator[tuple[KeyPath, str]]:
+        for version, release in self.releases.items():
+            for place, each in enumerate(release.rocm):
+                if each not in self.rocm.of:
+                    yield ("releases", version, "rocm", place), f"{each} is not listed under rocm.of"
+        for place, default in enumerate(self.defaults):
+            if default.version not in self.releases:
+                yield ("defaults", place, "version"), f"{default.version} is not listed under releases"
 
 
 class PythonPackage(Sourced):

@@ -39,13 +39,46 @@ _HEAD = """\
 
 
 def update(sources: Sources, folder: Path, today: datetime.date, say: Callable[[str], None]) -> Update:
-    """Write what the catalogue in use lacks to ``folder``, over what is there, and the day. Invalid files there are renamed.
+    """Write what the catalogue in use lacks to ``folder``, over what is there, and the day: all files or none. What is invalid there is
+    renamed, so that it counts no more.
 
     Raises:
         UsageError: the files would be invalid with the new rows; they are unchanged.
     """
     made = look(sources, say)
-    _write(made, folder, sources, today)
+    in_use = sources.catalog.overlay
+    before, invalid = overlay.usable([folder], in_use.feed if in_use else None)
+    places = [shown(each) for each in (*sources.indexes, sources.cuda, sources.drivers, sources.images)]
+    source = f"`provision catalog update` from {', '.join(dict.fromkeys(places))}"
+    texts: dict[str, str] = {}
+    for name in dict.fromkeys((*made.rows, *(name for name, needed in _SUBJECTS.items() if needed <= made.seen))):
+        old = before.files.get(name) if before else None
+        only_gaps = old is None or old.head.only_gaps  # rows of the user's own stay above every feed
+        head = {"schema": 1, "source": source, "date": today.isoformat(), "only_gaps": only_gaps}
+        content = {**head, **overlay.merge(old.rows if old else {}, made.rows.get(name, {}))}
+        texts[name] = _HEAD + yaml.safe_dump(content, sort_keys=False, width=140, default_flow_style=None)
+    if not texts and not invalid:
+        return made
+    created = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".update-", dir=folder) as fresh:  # what the disk has no room for is not half there
+            for name, text in texts.items():
+                downloads.store(Path(fresh) / f"{name}.yaml", text.encode())
+            for error in overlay.usable([Path(fresh)], before.feed if before else None)[1].values():
+                raise error
+            made.set_aside += [_set_aside(path, error) for path, error in invalid.items()]
+            for name in texts:
+                os.replace(Path(fresh) / f"{name}.yaml", folder / f"{name}.yaml")
+                made.written.append(str(folder / f"{name}.yaml"))
+    except OSError as error:
+        raise ProvisionError(
+            f"cannot be written: {error.strerror or error}", where=str(folder), hint="name another folder: --out DIR"
+        ) from error
+    finally:
+        for each in created:
+            with contextlib.suppress(OSError):  # only empty ones can be removed
+                each.rmdir()
     return made
 
 
@@ -81,43 +114,6 @@ def build(sources: Sources, now: datetime.datetime, say: Callable[[str], None]) 
     document = json.loads(json.dumps({"schema": 1, "created": now.isoformat(timespec="seconds"), "files": files}, default=str))
     feed.check(document["files"], "the feed")
     return made, json.dumps(document, indent=1).encode() + b"\n"
-
-
-def _write(made: Update, folder: Path, sources: Sources, today: datetime.date) -> None:
-    """Merge the rows into the folder's files: all or none. What is invalid there is renamed, so that it counts no more."""
-    in_use = sources.catalog.overlay
-    before, invalid = overlay.usable([folder], in_use.feed if in_use else None)
-    places = [shown(each) for each in (*sources.indexes, sources.cuda, sources.drivers, sources.images)]
-    source = f"`provision catalog update` from {', '.join(dict.fromkeys(places))}"
-    texts: dict[str, str] = {}
-    for name in dict.fromkeys((*made.rows, *(name for name, needed in _SUBJECTS.items() if needed <= made.seen))):
-        old = before.files.get(name) if before else None
-        only_gaps = old is None or old.head.only_gaps  # rows of the user's own stay above every feed
-        head = {"schema": 1, "source": source, "date": today.isoformat(), "only_gaps": only_gaps}
-        content = {**head, **overlay.merge(old.rows if old else {}, made.rows.get(name, {}))}
-        texts[name] = _HEAD + yaml.safe_dump(content, sort_keys=False, width=140, default_flow_style=None)
-    if not texts and not invalid:
-        return
-    created = [each for each in (folder, *folder.parents) if not each.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".update-", dir=folder) as fresh:  # what the disk has no room for is not half there
-            for name, text in texts.items():
-                downloads.store(Path(fresh) / f"{name}.yaml", text.encode())
-            for error in overlay.usable([Path(fresh)], before.feed if before else None)[1].values():
-                raise error
-            made.set_aside += [_set_aside(path, error) for path, error in invalid.items()]
-            for name in texts:
-                os.replace(Path(fresh) / f"{name}.yaml", folder / f"{name}.yaml")
-                made.written.append(str(folder / f"{name}.yaml"))
-    except OSError as error:
-        raise ProvisionError(
-            f"cannot be written: {error.strerror or error}", where=str(folder), hint="name another folder: --out DIR"
-        ) from error
-    finally:
-        for each in created:
-            with contextlib.suppress(OSError):  # only empty ones can be removed
-                each.rmdir()
 
 
 def _set_aside(path: Path, error: UsageError) -> str:
