@@ -197,7 +197,9 @@ class Removal:
             self.leave("NVIDIA's driver (%s)" % self.record["driver"], "it belongs to the system, and stays held: `%s` releases it" % release)
         for name in self.record["removed"]:
             self.leave(name, "provision removed it because it breaks Open MPI; it is not installed again")
-        self.release_holds(sorted(installed & set(self.record["held"])))
+        held = sorted(installed & set(self.record["held"]))
+        if held and not self.dry_run:  # our holds, also on packages that stay
+            self.call(["apt-mark", "unhold"] + held if shutil.which("dpkg") else ["dnf", "-q", "versionlock", "delete"] + held)
         if noted["before"] is not None:  # an interrupted installation
             unsure |= installed - set(noted["before"]) - ours
         requested = {name for name in unsure if name.split(":")[0] in noted.get("asked", [])}
@@ -212,11 +214,6 @@ class Removal:
         self.removed.append("%d packages: %s" % (len(going), " ".join(sorted(going))))
         if not self.dry_run:
             self.call((["dpkg", "--purge"] if shutil.which("dpkg") else ["rpm", "--erase"]) + sorted(going))
-
-    def release_holds(self, held):
-        """Release our holds, also on packages that stay."""
-        if held and not self.dry_run:
-            self.call(["apt-mark", "unhold"] + held if shutil.which("dpkg") else ["dnf", "-q", "versionlock", "delete"] + held)
 
     def states(self):
         """{installed package: "installed ok", or another state where its installation was interrupted}"""

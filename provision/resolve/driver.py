@@ -305,11 +305,9 @@ def _flavour(host: _Host) -> str:
 
 def _why(host: _Host, branch: str, requested: str, *, is_open: bool) -> tuple[str, ...]:
     known, capabilities = host.catalog.driver(), gpus.capabilities(host.facts, host.catalog)
-    why = [
-        f"{_described(branch, host.catalog)}, requested by name"
-        if requested != AUTO
-        else f"{_described(branch, host.catalog)}, the longest supported that fits"
-    ]
+    until = host.catalog.cuda().driver_branches.of.get(branch)
+    chosen = "requested by name" if requested != AUTO else "the longest supported that fits"
+    why = [f"{branch} is a {known.branches.of[branch]} branch{f' (until {until})' if until else ''}, {chosen}"]
     if not capabilities:
         why.append("open kernel modules, because GPUs that are not known are taken for newer ones")
     elif is_open:
@@ -323,8 +321,3 @@ def _why(host: _Host, branch: str, requested: str, *, is_open: bool) -> tuple[st
     elif host.facts.security.secure_boot:
         why.append("Secure Boot is on, and the key of DKMS is enrolled")
     return tuple(why)
-
-
-def _described(branch: str, catalog: Catalog) -> str:
-    until = catalog.cuda().driver_branches.of.get(branch)
-    return f"{branch} is a {catalog.driver().branches.of[branch]} branch{f' (until {until})' if until else ''}"

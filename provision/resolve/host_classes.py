@@ -129,10 +129,6 @@ class HostClass:
         """The versions of a package in the host's own package index, newest first; empty if the index is unknown."""
         return dict(self.offers).get(package, ())
 
-    def offered_by_third_party(self, package: str, version: str) -> bool:
-        """Whether a repository that another user configured has it."""
-        return version in dict(self.third_party_offers).get(package, ())
-
     def lacks_libc(self, oldest: str) -> bool:
         """Whether wheels that need this glibc or a newer one do not run there."""
         return self.libc is not None and key(self.libc) < key(oldest)

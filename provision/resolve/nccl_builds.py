@@ -215,7 +215,7 @@ def _repository(host_class: HostClass) -> Iterator[Build | Rejected]:
     configured = repository if isinstance(repository, Repository) else None
     for version in offered:
         pinned = _pinned(host_class, version)
-        if all(host_class.offered_by_third_party(name, version) for name in names):
+        if all(version in dict(host_class.third_party_offers).get(name, ()) for name in names):
             yield _packaged(host_class, version, pinned, "a package repository that is configured on the host offers it")
         else:
             yield _packaged(host_class, version, pinned, "the host's own package index offers it", configured)

@@ -204,7 +204,8 @@ class Scanner:
         """Match a block's candidate lines (index → words). ``numbers``: of the block's lines."""
         wanted: dict[_Rule, list[int]] = defaultdict(list)
         for index, words in candidates.items():
-            near = block.reduced_near(index)
+            begin, end = block.neighbours(index)
+            near = b"\n".join(block.reduced_lines[begin:end])
             for rule in {rule for word in words for rule in self._of_word.get(word, ())}:
                 if rule.is_possible(near, rule.words[1:]):  # it has a word of the first
                     wanted[rule].append(index)
@@ -259,10 +260,6 @@ class _Block:
             end = min(index + LINES_AFTER, bisect_right(self._starts, self._starts[index + 1] + BYTES_AROUND) - 1)
             self._neighbours[index] = begin, end
         return self._neighbours[index]
-
-    def reduced_near(self, index: int) -> bytes:
-        begin, end = self.neighbours(index)
-        return b"\n".join(self.reduced_lines[begin:end])
 
     def clean(self, candidates: Iterable[int]) -> None:
         """Make the texts of these candidates and their neighbours."""
