@@ -20,15 +20,10 @@ Files = Callable[[Mapping[str, str]], Mapping[str, str]]
 
 @dataclass(frozen=True)
 class SandboxHost:
-    """One throw-away host.
+    """One throw-away host, ``node1`` and on.
 
-    Attributes:
-        name: its host name, ``node1`` and on.
-        address: its IPv4 address on the sandbox's own network; empty while it is stopped.
-        container: the name of its container or of its network namespace.
-        base: the base image as the user named it, such as ``debian:12``.
-        sudo: its ``SudoMode``.
-        state: the engine's word for it: ``running``, ``exited``, ``paused`` …
+    ``address``: IPv4, on the sandbox's own network; empty while it is stopped. ``container``: its container's name, or its network
+    namespace's. ``base``: as the user named it, such as ``debian:12``. ``state``: the engine's word: ``running``, ``exited``, ``paused`` …
     """
 
     name: str
@@ -41,14 +36,9 @@ class SandboxHost:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """A set of throw-away hosts and the files that reach them.
+    """Throw-away hosts, in the order of their numbers, and a folder with the files that reach them.
 
-    Attributes:
-        name: the sandbox's name; several can exist side by side.
-        hosts: in the order of their numbers.
-        folder: where its files are.
-        engine: what runs the hosts.
-        user: the ordinary user on every host; root takes the same key.
+    ``user``: the ordinary user on every host; root takes the same key.
     """
 
     name: str

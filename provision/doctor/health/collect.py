@@ -23,8 +23,6 @@ from provision.survey.document import parse_answer
 _BEGIN = "===PROVISION-GPU-HEALTH-BEGIN==="  # as hostside/gpu_health.py writes it
 _SCRIPT = "gpu_health.py"
 _LONGEST_S = 3600  # DCGM's level 3 takes most of it
-
-
 _FULL_LEVEL = 2  # of DCGM: minutes, where level 3 takes half an hour
 
 
