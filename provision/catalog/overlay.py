@@ -112,7 +112,8 @@ def usable(folders: Iterable[Path], newest: Feed | None = None) -> tuple[Overlay
             file = _read(path)
             if newest and file.head.only_gaps and file.head.date <= newest.created.date():
                 file = replace(file, rows=_lacking(newest.files.get(path.stem, {}), file.rows))
-            file = _over(files[path.stem], file) if path.stem in files else file
+            if path.stem in files:  # messages are about the later one, as the earlier was valid alone
+                file = replace(file, rows=merge(files[path.stem].rows, file.rows))
             Overlay({path.stem: file}, "", newest).merged(path.stem)
         except UsageError as error:
             invalid[path] = error
@@ -140,11 +141,6 @@ def _read(path: Path) -> OverlayFile:
     keys = [field.alias or name for name, field in Head.model_fields.items()]
     head = validation.validate(Head, {name: data[name] for name in keys if name in data}, where, text=text, kind="yaml", hint=HINT)
     return OverlayFile(where, text, head, {name: value for name, value in data.items() if name not in keys})
-
-
-def _over(earlier: OverlayFile, later: OverlayFile) -> OverlayFile:
-    """One file with another over it; messages are about the second, as the first was valid alone."""
-    return OverlayFile(later.path, later.text, later.head, merge(earlier.rows, later.rows))
 
 
 def _lacking(ours: Document, theirs: Document) -> Document:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from provision.base.text import joined
+from provision.base.text import grouped, joined
 from provision.base.versions import key, minor
 from provision.catalog import Catalog, troubles
 from provision.plan.model import Builder, OpenMpi, Preinstalled, Rejected, SourceBuild, SystemPackages, Wheel
@@ -207,10 +207,7 @@ def _unable_to_build(host_classes: HostClasses) -> tuple[list[str], list[str]]:
 
 def _sharing_a_build(host_classes: HostClasses) -> Iterable[HostClasses]:
     """Host classes that get the same build."""
-    groups: dict[Hashable, dict[HostClass, list[str]]] = {}
-    for each, names in host_classes.items():
-        groups.setdefault(each.build_platform, {})[each] = names
-    return groups.values()
+    return map(dict, grouped((each.build_platform, (each, names)) for each, names in host_classes.items()).values())
 
 
 def _proposals(host_classes: HostClasses, requirements: Requirements, host: str) -> Iterator[Proposal]:

@@ -6,7 +6,6 @@ import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -19,6 +18,7 @@ from provision.base.versions import key
 from provision.catalog import OURS
 from provision.catalog.models import File, Sourced
 
+FOLDER = Path(__file__).parent
 FabricName = Literal["ib", "roce"]
 _DRIVER = re.compile(r"\d{1,4}(\.\d{1,5}){0,3}")
 _REQUEST = re.compile(r"([\w.-]+)(?::(\d{1,3}))?")
@@ -120,16 +120,12 @@ class Faults(File, Sourced):
 
 @functools.cache
 def profiles() -> Profiles:
-    return validation.load(Profiles, _data("profiles.yaml"))
+    return validation.load(Profiles, FOLDER / "profiles.yaml")
 
 
 @functools.cache
 def faults() -> Mapping[str, Fault]:
-    return validation.load(Faults, _data("faults.yaml")).faults
-
-
-def _data(name: str) -> Path:
-    return Path(str(resources.files(__package__).joinpath(name)))
+    return validation.load(Faults, FOLDER / "faults.yaml").faults
 
 
 @dataclass(frozen=True)
