@@ -17,7 +17,7 @@ from provision import __version__
 from provision.base import aptsources, resources, uv_support
 from provision.base.engine_source import pack_horovod_names
 from provision.base.problems import Problem
-from provision.base.text import grouped
+from provision.base.text import counted, grouped
 from provision.install import artifacts, builds, engine_builds, from_source, on_host, ssh_mesh
 from provision.install.rollout import Rollout, build_packages
 from provision.launch.program_files import MAX_NEIGHBOURS
@@ -32,6 +32,9 @@ from provision.survey.model import noted_files
 
 DRIVER = "driver.yml"  # the playbook of drivers, next to site.yml, which runs it first
 _CONNECT = "connect.yml"  # the first roles of site.yml that hosts need to take the bundle from each other
+#: As the role `bundle` looks: a folder of which one file is gone is unpacked again.
+_IS_UNPACKED = """import json, os, sys; os.chdir(sys.argv[1]); note = json.load(open(".provision-archive.json"))
+sys.exit(note["key"] != sys.argv[2] or not all(map(os.path.lexists, note["files"])))"""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # the survey reads the same: a container on this machine has the same, a clone another
 
 
@@ -189,21 +192,27 @@ def _pushed(session: Session, rollout: Rollout, connect: Play, run: Callable[...
     Where they are small, or hosts do not reach each other, Ansible copies them from here.
     """
     archives: dict[str, dict[str, str]] = cast(Any, connect.extra_vars["provision_bundle"])["archives"]
-    notes = {name: f"{shlex.quote(host.prefix)}/bundle/.provision-archive.json" for name, host in rollout.plan.hosts.items()}
-    lacks = {name: f"! grep -q {archives[name]['sha256']} {note}" for name, note in notes.items()}
-    answers = ssh.run(session, lacks, task="Look at the bundle's files")
-    groups = grouped((archives[name]["archive"], name) for name, answer in answers.items() if answer.code != 1)
+    looks = {
+        name: shlex.join([host.interpreter, "-c", _IS_UNPACKED, f"{host.prefix}/bundle", archives[name]["sha256"]])
+        for name, host in rollout.plan.hosts.items()
+    }
+    scripts = {name: f"{look} 2>/dev/null && echo {ssh.ANSWER} yes || :" for name, look in looks.items()}
+    answers = ssh.run(session, scripts, task="Look at the bundle's files")
+    groups = grouped((archives[name]["archive"], name) for name, answer in answers.items() if answer.body != "yes")
     found: dict[str, str] = {}
     is_much = any(Path(archive).stat().st_size > MAX_NEIGHBOURS and len(names) > 1 for archive, names in groups.items())
     if is_much and "ssh_mesh" in {role.name for role in rollout.roles}:
         try:
-            session.play(connect, "Connect the hosts", steps=["guard", "ssh_mesh"], run=run)
+            failed = session.play(connect, "Connect the hosts", steps=["guard", "ssh_mesh"], run=run).failed
             for archive, names in groups.items():
-                found |= hand_on(session, Path(archive), archives[names[0]]["sha256"], names)
+                # A host that has failed may be locked by another controller.
+                found |= hand_on(session, Path(archive), archives[names[0]]["sha256"], [name for name in names if name not in failed])
         except BaseException:
-            session.release(notes)
+            session.release(looks)
             raise
-    return found, found.keys() >= {name for names in groups.values() for name in names}
+    if rest := [name for names in groups.values() for name in names if name not in found]:
+        session.progress.line(f"the bundle's files go to {counted(len(rest), 'host')} from this machine")
+    return found, not rest
 
 
 def install(session: Session, rollout: Rollout, on_complete: Callable[[str, Files], None], *, check: bool = False) -> Installed:

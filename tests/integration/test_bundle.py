@@ -96,6 +96,7 @@ def test_drift_is_detected_and_fixed(closed, bundle):
     root(one, "dpkg --purge --force-depends g++ && echo /elsewhere >> /etc/ld.so.conf.d/00-provision.conf")
     engine = root(two, "ls /opt/provision/venv/lib/python3*/site-packages/collective_core/*.so* | head -1")
     root(two, f"printf x | dd of={engine} bs=1 seek=4096 conv=notrunc 2>/dev/null")
+    root(two, "rm $(ls /opt/provision/bundle/wheels/*.whl | head -1)")
     fixed = good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--json"))
     assert "node1: package g++ is gone; /etc/ld.so.conf.d/00-provision.conf was changed" in fixed.stderr
     assert f"node2: {engine} has other content" in fixed.stderr

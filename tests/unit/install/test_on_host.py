@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,42 @@ def test_why_a_playbook_runs_from_here_is_one_sentence(
     variables = {"provision_from_source": {}, "provision_engine_builds": builds, "provision_nccl_local": "", "provision_torch_wheels": {}}
     said = on_host.why_not(found, variables, check=check)
     assert (why in said) if why else (said == "")
+
+
+@pytest.mark.parametrize(
+    ("sound", "fails", "small", "pushed", "whole"),
+    [
+        ("", "", False, "abc", True),
+        ("a", "", False, "bc", True),
+        ("abc", "", False, "", True),
+        ("ab", "", False, "", False),  # one host: it is sent them from here
+        ("", "b", False, "ac", False),  # another controller is at work there
+        ("", "", True, "", False),
+    ],
+)
+def test_hosts_that_lack_files_of_a_bundle_take_them_from_another(
+    sound: str, fails: str, small: bool, pushed: str, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shell := tmp_path / "ssh").write_text('#!/bin/sh\nfor command; do :; done\nexec sh -c "$command"\n')
+    shell.chmod(0o755)
+    lines = [f"{name} ansible_host=192.0.2.{at} ansible_ssh_executable={shell}" for at, name in enumerate("abc", 1)]
+    (tmp_path / "hosts.ini").write_text("\n".join(lines) + "\n")
+    facts = {name: stated({"user": {"name": "ann", "can_become": True}}) for name in "abc"}
+    listed = inventory.load(str(tmp_path / "hosts.ini"))
+    plan = resolve(facts, Requirements(), {})
+    hosts = {name: replace(host, prefix=str(tmp_path / name), interpreter=sys.executable) for name, host in plan.hosts.items()}
+    for name in hosts:
+        (there := tmp_path / name / "bundle").mkdir(parents=True)
+        (there / "one.whl").write_text("")
+        files = ["one.whl"] if name in sound else ["one.whl", "lost.whl"]
+        (there / ".provision-archive.json").write_text(json.dumps({"key": "f" * 64, "files": files}))
+    (archive := tmp_path / "bundle-0.tar").write_bytes(b"x" * 100)
+    monkeypatch.setattr(installer, "MAX_NEIGHBOURS", 100 if small else 99)
+    failed = ansible.HostResult(failure=Event("failed", fails, "guard", "Acquire the host lock"))
+    monkeypatch.setattr(Session, "play", lambda *_, **__: Outcome(2, dict.fromkeys(fails, failed), tmp_path, False))
+    monkeypatch.setattr(installer, "hand_on", lambda _session, _file, _key, names: dict.fromkeys(names if len(names) > 1 else (), "there"))
+    variables = {"provision_bundle": {"archives": {name: {"archive": str(archive), "sha256": "f" * 64} for name in hosts}}}
+    with Session(listed, Progress()) as session:
+        made = rollout(replace(plan, hosts=hosts), listed, facts)
+        found = installer._pushed(session, made, Play(tmp_path / "connect.yml", [*hosts], variables), ansible.run)
+    assert found == (dict.fromkeys(pushed, "there"), whole)
