@@ -193,7 +193,7 @@ def _pushed(session: Session, rollout: Rollout, connect: Play, run: Callable[...
     """
     archives: dict[str, dict[str, str]] = cast(Any, connect.extra_vars["provision_bundle"])["archives"]
     looks = {
-        name: shlex.join([host.interpreter, "-c", _IS_UNPACKED, f"{host.prefix}/bundle", archives[name]["sha256"]])
+        name: shlex.join([host.interpreter, "-I", "-c", _IS_UNPACKED, f"{host.prefix}/bundle", archives[name]["sha256"]])
         for name, host in rollout.plan.hosts.items()
     }
     scripts = {name: f"{look} 2>/dev/null && echo {ssh.ANSWER} yes || :" for name, look in looks.items()}
