@@ -30,7 +30,7 @@ import time
 from .abandoned import PREFIX, SHARED, is_at, remove_abandoned
 from .claims import CLAIM, claims, make_locked
 from .host_lock import release
-from .shares import Shares, content, environment_of, name_of, number_in, started, stat_of, threads_of
+from .shares import Shares, content, environment_of, is_stopped, name_of, number_in, started, stat_of, threads_of
 
 GRACE_S = 15.0  # what pip, apt and a build need to clean up, thousands of files on a busy machine
 JOB_GRACE_S = 3.0
@@ -52,10 +52,6 @@ def is_module(pid):
 
 def parent_of(pid):
     return int((stat_of(pid) or [0, 0])[1])
-
-
-def is_stopped(pid):
-    return stat_of(pid)[:1] == ["T"]  # a debugger's are "t"
 
 
 def of_run(run_id):

@@ -11,17 +11,17 @@ import time
 
 SHELLS = ("sh", "bash", "dash", "env", "uv", "numactl", "taskset")  # that a program may be started through
 LOADER = b"multiprocessing"  # in the command line of a worker that was not forked; a forked one has its rank's
-MAX_RANKS, MAX_WORKERS, MAX_THREADS, MAX_FILES = 64, 32, 200, 1024  # of a host, a rank and a process, that are looked at
+MAX_RANKS, MAX_WORKERS, MAX_THREADS, MAX_FILES = 64, 32, 200, 4096  # of a host, a rank and a process, that are looked at
 MAX_SOCKETS = 1000  # of a host, from which on they are not: to list them takes too long
 REST = 500  # times as long as a look at connections takes, until the next one: for each the kernel goes through a table for millions
 CPU = "/sys/devices/system/cpu/cpu%s/cpufreq/"
 
 
-def content(path):
-    """A file's bytes; none where it may not be read, or is gone."""
+def content(path, size=-1):
+    """A file's first bytes; none where it may not be read, or is gone."""
     try:
         with open(path, "rb") as file:
-            return file.read()
+            return file.read(size)
     except OSError:
         return b""
 
@@ -34,6 +34,10 @@ def number_in(text, pattern=rb"(\d+)"):
 def stat_of(pid):
     """The fields of /proc/PID/stat from the state on; empty when the process is gone. The name before them may hold anything."""
     return content("/proc/%s/stat" % pid).decode(errors="replace").rpartition(")")[2].split()
+
+
+def is_stopped(pid):
+    return stat_of(pid)[:1] == ["T"]  # a debugger's are "t"
 
 
 def started(pid):
@@ -72,26 +76,23 @@ def groups_of(pid):
     return found
 
 
-def sockets_of(pid):
-    """The inodes of a process's sockets."""
-    found = set()
+def opened_by(pid):
+    """What a process's file descriptors lead to."""
     for name in entries("/proc/%d/fd" % pid, MAX_FILES):
         try:
-            found.update(re.findall(r"^socket:\[(\d+)\]", os.readlink("/proc/%d/fd/%s" % (pid, name))))
+            yield os.readlink("/proc/%d/fd/%s" % (pid, name))
         except OSError:
             continue
-    return found
+
+
+def sockets_of(pid):
+    """The inodes of a process's sockets."""
+    return {target[8:-1] for target in opened_by(pid) if target.startswith("socket:[")}
 
 
 def has_gpu(pid):
     """Whether a process uses a GPU: its main thread then waits spinning, or does not wait at all."""
-    for name in entries("/proc/%d/fd" % pid, MAX_FILES):
-        try:
-            if re.match(r"/dev/(nvidia\d|kfd)", os.readlink("/proc/%d/fd/%s" % (pid, name))):
-                return True
-        except OSError:
-            continue
-    return False
+    return any(re.match(r"/dev/(nvidia\d|kfd)", target) for target in opened_by(pid))
 
 
 def queues():

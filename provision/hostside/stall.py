@@ -32,7 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import islice
 
-from .shares import entries, groups_of, has_gpu
+from .shares import content, entries, groups_of, has_gpu, is_stopped, name_of, number_in, sockets_of, stat_of
 
 BEGIN, END = "===PROVISION-STALL-BEGIN===", "===END==="
 # (rank, ranks, ranks on this host, job): variables of launchers, the one that starts processes last first: mpirun within a job of Slurm
@@ -45,7 +45,7 @@ LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_NTASKS", "", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
 )
 MAX_RANKS, MAX_PROCESSES, MAX_THREADS, MAX_FRAMES, LONGEST, MAX_DUMP = 256, 24, 48, 60, 300, 16 << 20
-MAX_FILES, MAX_MOUNTS = 4096, 64
+MAX_MOUNTS = 64
 KERNEL_LOG = "/dev/kmsg"
 PRESSURE, LOCAL_KINDS = 5, ("ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay")  # % of the time; file systems that answer
 SPY_S, WATCH_S, PARALLEL = 5.0, 3.0, 4
@@ -72,14 +72,6 @@ TICKS = os.sysconf("SC_CLK_TCK")
 TCP_STATES = {"01": "established", "02": "connecting", "03": "accepting", "04": "closing", "08": "closed by the peer", "0A": "listening"}
 
 
-def read(path, size=1 << 16):
-    try:
-        with open(path, "rb") as file:
-            return file.read(size)
-    except OSError:
-        return b""
-
-
 def text(value):
     """As text that any reader of JSON accepts, and not longer than that."""
     value = value if isinstance(value, str) else value.decode(errors="replace")
@@ -97,11 +89,11 @@ class Process:
     """What /proc says of a process when it is asked."""
 
     def __init__(self, pid):
-        fields = read("/proc/%d/stat" % pid).rpartition(b")")[2].split()
-        numbers = [int(field) for field in fields[1:20]] if len(fields) > 19 else [0] * 19
-        self.state, self.parent, self.group, self.began = fields[0].decode() if fields else "", numbers[0], numbers[1], numbers[18]
+        self.state, *fields = stat_of(pid)[:20] or [""] + [0] * 19
+        numbers = [int(field) for field in fields]
+        self.parent, self.group, self.began = numbers[0], numbers[1], numbers[18]
         self.is_interactive = numbers[3] != 0 and numbers[2] == pid  # it leads the session of a terminal
-        variables = (entry.partition(b"=") for entry in read("/proc/%d/environ" % pid, 1 << 20).split(b"\0"))
+        variables = (entry.partition(b"=") for entry in content("/proc/%d/environ" % pid, 1 << 20).split(b"\0"))
         self.environ = {name.decode(errors="replace"): text(value) for name, _, value in variables}
 
     def rank(self):
@@ -119,7 +111,7 @@ class Process:
 def table(user):
     """pid -> process, of all but ourselves; of one user where ``user`` is not 0."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-    return {pid: Process(pid) for pid in pids if not user or re.search(rb"\nUid:\s*%d\s" % user, read("/proc/%d/status" % pid))}
+    return {pid: Process(pid) for pid in pids if not user or re.search(rb"\nUid:\s*%d\s" % user, content("/proc/%d/status" % pid))}
 
 
 def line_of(processes, pid):
@@ -164,16 +156,12 @@ def ranks_of(processes, pids, run):
 
 def clock(pid, tid):
     """(ticks of the processor, switches) of a thread."""
-    fields = read("/proc/%d/task/%d/stat" % (pid, tid)).rpartition(b")")[2].split()
-    ticks = int(fields[11]) + int(fields[12]) if len(fields) > 13 else 0
-    return ticks, sum(int(each) for each in re.findall(rb"ctxt_switches:\s*(\d+)", read("/proc/%d/task/%d/status" % (pid, tid))))
+    place = "%d/task/%d" % (pid, tid)
+    return sum(map(int, stat_of(place)[11:13])), number_in(content("/proc/%s/status" % place), rb"ctxt_switches:\s*(\d+)")
 
 
 def threads_of(pid):
-    try:
-        return sorted((int(name) for name in os.listdir("/proc/%d/task" % pid)), key=lambda tid: (tid != pid, tid))[:MAX_THREADS]
-    except OSError:
-        return []
+    return sorted(map(int, entries("/proc/%d/task" % pid, None)), key=lambda tid: (tid != pid, tid))[:MAX_THREADS]
 
 
 def memory(pid, address, size):
@@ -195,14 +183,14 @@ def address_of(encoded):
 
 @lru_cache(maxsize=None)  # thousands of lines, of a few network namespaces
 def connections(place):
-    lines = (line.split() for name in ("tcp", "tcp6") for line in read(place + name, 1 << 22).decode(errors="replace").splitlines()[1:])
+    lines = (line.split() for name in ("tcp", "tcp6") for line in content(place + name, 1 << 22).decode(errors="replace").splitlines()[1:])
     return {fields[9]: fields for fields in lines if len(fields) > 9}
 
 
 def recorded(pid):
     """(how many operations the engine of a process has begun, the one that runs: ``allreduce 'loss' of process set 1``), as its recorder
     says. Of several process sets' that of the first: the others may not be in all."""
-    mapped = re.search(rb"^([0-9a-f]+)-\S+ r.* /memfd:collective_flight ", read("/proc/%d/maps" % pid, 8 << 20), re.MULTILINE)
+    mapped = re.search(rb"^([0-9a-f]+)-\S+ r.* /memfd:collective_flight ", content("/proc/%d/maps" % pid, 8 << 20), re.MULTILINE)
     at = int(mapped.group(1), 16) if mapped else 0
     head = memory(pid, at, HEAD_BYTES) if mapped else b""
     if len(head) < HEAD_BYTES or head[:8] != b"ccfr0001":
@@ -290,8 +278,7 @@ def apart(work, *arguments):
 def ras_of(pid, variables):
     """Where a rank's NCCL listens for queries; None where it does not, or in a network of its own."""
     port = re.search(r":(\d{1,5})$", variables.get("NCCL_RAS_ADDR", RAS))
-    inodes = (link("/proc/%d/fd/%s" % (pid, name)).rstrip("]").partition("socket:[")[2] for name in entries("/proc/%d/fd" % pid, MAX_FILES))
-    those = [connections("/proc/self/net/").get(inode) for inode in inodes]
+    those = [connections("/proc/self/net/").get(inode) for inode in sockets_of(pid)]
     listening = (each[1] for each in those if each and each[3] == "0A")
     return next((address_of(each) for each in listening if port and int(each.partition(":")[2], 16) == int(port.group(1))), None)
 
@@ -333,37 +320,34 @@ def socket_of(pid, inode):
 
 def unanswered(pid):
     """Connections of a process on which bytes were sent again, and are not acknowledged: the peer does not get them, or its answers are lost."""
-    found = []
-    try:
-        for name in os.listdir("/proc/%d/fd" % pid)[:MAX_FILES]:
-            kind, _, inode = link("/proc/%d/fd/%s" % (pid, name)).rstrip("]").partition(":[")
-            fields = connection(pid, inode) if kind == "socket" else None
-            if fields and fields[3] == "01" and fields[5].startswith("01:") and int(fields[6], 16):  # established; the timer to send again runs
-                found.append(socket_of(pid, inode)["socket"])
-    except OSError:
-        pass  # it has ended, or is another user's
-    return sorted(found)[:4]
+    found = ((inode, connection(pid, inode)) for inode in sockets_of(pid))
+    # Established; the timer to send again runs.
+    lost = [inode for inode, each in found if each and each[3] == "01" and each[5].startswith("01:") and int(each[6], 16)]
+    return sorted(socket_of(pid, inode)["socket"] for inode in lost)[:4]
+
+
+def mounts_of(pid):
+    """{place: (type, source, options)} of the file systems that a process sees; of several at one place the last one is seen."""
+    lines = [line.partition(" - ") for line in content("/proc/%d/mountinfo" % pid, 1 << 20).decode(errors="replace").splitlines()]
+    return {fields.split()[4]: (*kind.split()[:2], fields.split()[5].split(",")) for fields, _, kind in lines if len(kind.split()) > 1}
+
+
+def is_in(path, place):
+    return path == place or path.startswith(place.rstrip("/") + "/")
 
 
 def on_mount(pid, path):
     """The path, with the type and the source of its file system, without touching it."""
-    longest, found = -1, ""
-    for line in read("/proc/%d/mountinfo" % pid, 1 << 20).decode(errors="replace").splitlines():
-        fields, _, kind = line.partition(" - ")
-        place = fields.split()[4] if len(fields.split()) > 4 else "?"
-        if len(place) > longest and (path == place or path.startswith(place.rstrip("/") + "/")):
-            longest, found = len(place), " on " + " ".join(kind.split()[:2])
-    return text(path + found)
+    mounts = mounts_of(pid)
+    those = [place for place in mounts if is_in(path, place)]
+    return text(path + (" on %s %s" % mounts[max(those, key=len)][:2] if those else ""))
 
 
 def full_disks(pid):
     """Local file systems of a process that nothing can be written to for want of space; one of a network might not answer."""
-    lines = [line.partition(" - ") for line in read("/proc/%d/mountinfo" % pid, 1 << 20).decode(errors="replace").splitlines()]
-    mounted = {fields.split()[4]: (kind.split()[0], fields.split()[5].split(",")) for fields, _, kind in lines}  # the last one at a place is seen
-    found = []
-    for place, (kind, options) in list(mounted.items())[:MAX_MOUNTS]:
-        above = [other for other in mounted if place == other or place.startswith(other.rstrip("/") + "/")]
-        if "rw" in options and all(mounted[other][0] in LOCAL_KINDS for other in above):
+    mounts, found = mounts_of(pid), []
+    for place, (kind, _, options) in list(mounts.items())[:MAX_MOUNTS]:
+        if "rw" in options and all(mounts[other][0] in LOCAL_KINDS for other in mounts if is_in(place, other)):
             try:
                 left = os.statvfs("/proc/%d/root%s" % (pid, place))
             except OSError:
@@ -377,7 +361,7 @@ def short_of_memory(pid):
     """Whose processes wait for memory, as the kernel says of control groups (version 2) and of the host."""
     groups = [group + "/memory.pressure" for group in groups_of(pid) - {"/sys/fs/cgroup", "/sys/fs/cgroup/"}]
     for whose, paths in ("its control group", groups), ("its host", ["/proc/pressure/memory"]):
-        waits = max((int(each) for path in paths for each in re.findall(rb"full avg10=(\d+)", read(path))), default=0)
+        waits = max((int(each) for path in paths for each in re.findall(rb"full avg10=(\d+)", content(path))), default=0)
         if waits >= PRESSURE:
             yield "all processes of %s wait for memory %d %% of the time" % (whose, waits)
 
@@ -397,9 +381,9 @@ def gpu_errors(pid):
 
 def holder_of(pid, fd):
     """The process that holds the lock that one waits for, as /proc/locks says."""
-    inode = re.search(rb"^ino:\s*(\d+)", read("/proc/%d/fdinfo/%d" % (pid, fd)), re.MULTILINE)  # its file itself may not answer
+    inode = re.search(rb"^ino:\s*(\d+)", content("/proc/%d/fdinfo/%d" % (pid, fd)), re.MULTILINE)  # its file itself may not answer
     pattern = rb"^\d+: (?!->).* (\d+) \S+:%s " % (inode.group(1) if inode else b"none")
-    return next((int(each) for each in re.findall(pattern, read("/proc/locks", 1 << 22), re.MULTILINE) if int(each) != pid), None)
+    return next((int(each) for each in re.findall(pattern, content("/proc/locks", 1 << 22), re.MULTILINE) if int(each) != pid), None)
 
 
 def opened(pid, fd, lock=False):
@@ -419,7 +403,7 @@ def first_of(pid, fds):
 
 def call_of(pid, tid):
     """The system call in which a thread is: its name, and what it waits for."""
-    words = read("/proc/%d/task/%d/syscall" % (pid, tid)).split()
+    words = content("/proc/%d/task/%d/syscall" % (pid, tid)).split()
     if len(words) < 7 or not words[0].isdigit():
         return {}
     name, first = NUMBERS.get(int(words[0]), ("system call %s" % words[0].decode(), ""))
@@ -438,19 +422,15 @@ def call_of(pid, tid):
         fds = [struct.unpack_from("i", entries, at)[0] for at in range(0, len(entries) - 7, 8)]
         found.update(first_of(pid, fds))
     elif first == "epoll":
-        found.update(first_of(pid, re.findall(rb"tfd:\s*(\d+)", read("/proc/%d/fdinfo/%d" % (pid, values[0])))[:64]))
+        found.update(first_of(pid, re.findall(rb"tfd:\s*(\d+)", content("/proc/%d/fdinfo/%d" % (pid, values[0]), 1 << 16))[:64]))
     return found
-
-
-def is_stopped(pid):
-    return read("/proc/%d/stat" % pid).rpartition(b")")[2][1:2] == b"T"
 
 
 def stacks(spy, pid, until, *ways):
     """(thread -> frames, the innermost first, why there are none)"""
     why = "py-spy is not there for this machine (%s)" % platform.machine()
     for way in ways if spy else ():
-        if "--nonblocking" not in way and any(read("/proc/%d/task/%d/stat" % (pid, tid)).rpartition(b")")[2][1:2] == b"D" for tid in threads_of(pid)):
+        if "--nonblocking" not in way and any(stat_of("%d/task/%d" % (pid, tid))[:1] == ["D"] for tid in threads_of(pid)):
             why = "a thread waits for a disk"  # it would be held until that answers
             continue
         left = min(SPY_S, until - time.monotonic())
@@ -480,7 +460,7 @@ def stacks(spy, pid, until, *ways):
 
 def is_obscure(pid, frames):
     """Whether only the calls of native code can say what the main thread does: it computes or is at a lock, and not in PyTorch's operations."""
-    number = (read("/proc/%d/syscall" % pid).split() or [b""])[0]
+    number = (content("/proc/%d/syscall" % pid).split() or [b""])[0]
     computes_or_locks = number == b"running" or (number.isdigit() and NUMBERS.get(int(number), "?")[0] == "futex")
     return computes_or_locks and not any("/torch/distributed/" in frame["file"] for frame in frames.get(pid, ()))
 
@@ -488,17 +468,16 @@ def is_obscure(pid, frames):
 def examined(pid, parent, before, frames, why, passed):
     """One process: its threads, each with its stack, its system call and what it waits for. ``before``: thread -> clock, ``passed`` seconds ago."""
     threads = []
-    found = re.search(rb"\nTracerPid:\s*(\d+)", read("/proc/%d/status" % pid))
+    found = re.search(rb"\nTracerPid:\s*(\d+)", content("/proc/%d/status" % pid))
     tracer = int(found.group(1)) if found else 0
-    tracer = 0 if read("/proc/%d/comm" % tracer).strip() == b"py-spy" else tracer  # another examination's: it holds it for milliseconds
+    tracer = 0 if name_of(tracer) == "py-spy" else tracer  # another examination's: it holds it for milliseconds
     for tid in threads_of(pid):
-        place = "/proc/%d/task/%d/" % (pid, tid)
-        fields, (ticks, switches) = read(place + "stat").rpartition(b")")[2].split(), clock(pid, tid)
+        place, (ticks, switches) = "%d/task/%d" % (pid, tid), clock(pid, tid)
         old = before.get(tid, (ticks, switches))
-        thread = {"tid": tid, "name": text(read(place + "comm").strip()), "state": fields[0].decode() if fields else ""}
+        thread = {"tid": tid, "name": text(content("/proc/%s/comm" % place).strip()), "state": "".join(stat_of(place)[:1])}
         thread["state"] = "S" if thread["state"] == "t" and not tracer else thread["state"]
         thread.update(busy=round(max(0, ticks - old[0]) / TICKS / passed, 3), switches=max(0, switches - old[1]), frames=frames.get(tid, []))
-        thread["waits_in"] = text(read(place + "wchan").strip(b"\0 \n0"))
+        thread["waits_in"] = text(content("/proc/%s/wchan" % place).strip(b"\0 \n0"))
         threads.append(dict(thread, **call_of(pid, tid)))
     found = {"pid": pid, "parent": parent, "tracer": tracer, "threads": threads, "no_stacks": why}
     lacks = [text(each) for each in [*gpu_errors(pid)[:1], *full_disks(pid), *short_of_memory(pid)]][:4]
@@ -534,7 +513,7 @@ def counted(chosen, processes):
         address = ras_of(members[0], processes[members[0]].environ) if job not in found else None
         if address:
             of_job = [(known[0], first) for known, (first, *_others) in chosen if known[2] == job]
-            inside = {rank: re.findall(rb"\nNSpid:.*\s(\d+)\n", read("/proc/%d/status" % pid)) or [pid] for rank, pid in of_job}
+            inside = {rank: re.findall(rb"\nNSpid:.*\s(\d+)\n", content("/proc/%d/status" % pid)) or [pid] for rank, pid in of_job}
             try:
                 said = json.loads(apart(launched, address, ranks, {int(pids[0]): rank for rank, pids in inside.items()}))
                 found[job] = {int(rank): text(operation) for rank, operation in said.items()}
@@ -545,7 +524,7 @@ def counted(chosen, processes):
 
 def document(order):
     until = time.monotonic() + order["seconds"]
-    booted = time.time() - float(read("/proc/uptime").split()[0])
+    booted = time.time() - float(content("/proc/uptime").split()[0])
     user = int(os.geteuid() or os.environ.get("SUDO_UID") or 0) if order["pids"] is None else 0
     processes, pids = table(user), order["pids"] or []
     chosen = ranks_of(processes, order["pids"], order["run"])

@@ -33,7 +33,7 @@ def process(*command: str, ready: bool = False, **variables: str) -> Iterator[su
     """``ready``: it says so by a line."""
     with subprocess.Popen(command, env={"PATH": os.environ["PATH"], **variables}, stdout=subprocess.PIPE) as started:
         try:
-            while not stall.read(f"/proc/{started.pid}/environ"):
+            while not stall.content(f"/proc/{started.pid}/environ"):
                 time.sleep(0.001)  # the kernel is about to write it
             if ready:
                 assert started.stdout is not None
@@ -441,7 +441,7 @@ def test_a_batch_shell_and_a_launcher_are_no_ranks() -> None:
     with process("sh", "-c", f"sh -c '{ranks}; wait'", **slurm) as shell:
         assert shell.stdout is not None
         pids = sorted(int(shell.stdout.readline()) for _ in (0, 1))
-        while not all(stall.read(f"/proc/{pid}/cmdline").startswith(b"sleep") for pid in pids):
+        while not all(stall.content(f"/proc/{pid}/cmdline").startswith(b"sleep") for pid in pids):
             time.sleep(0.001)  # a shell's copy has not yet become it
         found = stall.document(order([shell.pid]))["ranks"]
         for pid in pids:
