@@ -8,7 +8,7 @@ from markdown_text import plain
 
 from provision.catalog import OURS
 from provision.diagnosis import xids
-from provision.diagnosis.signatures import LAYERS, Signature, Symptom, all_signatures, conditions
+from provision.diagnosis.signatures import LAYERS, Signature, Symptom, all_signatures
 
 HEAD = """# Known errors
 
@@ -20,8 +20,7 @@ Words in capitals (HOST, PREFIX, GPU) stand for your own. A step that changes so
 
 def pages() -> dict[str, str]:
     """Path of each page below the site's reference → its text: the list of all errors, and a page for each layer."""
-    known = {**all_signatures(), **conditions()}
-    entries = [error for error in known.values() if not isinstance(error, Symptom)]
+    entries = [error for error in all_signatures().values() if not isinstance(error, Symptom)]
     index, made = [HEAD], {}
     for layer in LAYERS:
         of_layer = [error for error in entries if error.layer == layer]

@@ -275,7 +275,9 @@ def _is_bad(found: Sequence[Finding]) -> bool:
 
 def _searched(reading: logs.Reading | None, *, hosts: bool) -> str:
     """What was looked for: how much it means that nothing was found."""
-    said = [f"{counted(reading.lines, 'line')} read", f"{len(show.listed())} known errors"] if reading else []
+    said = (
+        [f"{counted(reading.lines, 'line')} read", f"{sum(bool(each.patterns) for each in show.listed())} known errors"] if reading else []
+    )
     return ", ".join([*said, *([f"{len(checks.CHECKS)} checks"] if hosts else [])])
 
 

@@ -1,9 +1,8 @@
 """Known errors as data, one model for each kind of file.
 
-`signatures/LAYER.yaml`: errors by what programs print. `symptoms.yaml`: what programs print after something else has failed.
-`conditions.yaml`: errors that only checks of hosts see. `harmless.yaml`: lines that look alarming and mean nothing.
-`error_shapes.yaml`: how errors look that no signature describes. `signs.yaml`: how runs look that go well, and where they
-run: which steps fit there.
+`signatures/LAYER.yaml`: errors that programs print or checks of hosts find. `symptoms.yaml`: what programs print after something else
+has failed. `harmless.yaml`: lines that look alarming and mean nothing. `error_shapes.yaml`: how errors look that no signature describes.
+`signs.yaml`: how runs look that go well, and where they run: which steps fit there.
 """
 
 from __future__ import annotations
@@ -84,12 +83,12 @@ class Words(Model):
 class Signature(Model):
     """A known error.
 
-    ``layer`` is the file's name; files of several layers have it in each entry. ``summary``: one sentence for people who do not know the
-    field. ``on_host``: the same for what checks of hosts find. ``fixed_by``: what `doctor --fix` does: the `installation`, or the tasks in
+    ``layer``: the file's name, or in a file of several layers. ``summary``: one sentence for people who do not know the field.
+    ``on_host``: the same for what checks of hosts find. ``fixed_by``: what `doctor --fix` does: the `installation`, or the tasks in
     playbooks/fix/ID.yml, as `root` or as the login `user`. ``steps`` (in files ``fix``): what helps, in its order. ``patterns``: regular
-    expressions for the stable part of the message, in any case; a space stands for any white space. ``probe``: how to see the error on a
-    live host. ``sources``: public reports and documentation. ``supersedes``: ids that do not count where this one matches the same lines.
-    ``symptom_of``: ids or layers of root causes that explain this error when they are in the same log; `any` stands for all.
+    expressions for the stable part of the message, in any case, a space for any white space; none where only checks of hosts see it.
+    ``probe``: how to see it on a live host. ``sources``: public reports and documentation. ``supersedes``: ids that do not count where
+    this one matches the same lines. ``symptom_of``: ids or layers of root causes that explain it in the same log; `any` stands for all.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -103,8 +102,8 @@ class Signature(Model):
     cause: Annotated[str, Form(r"[\s\S]{40,}", "a text of at least 40 letters")]
     fixed_by: Literal["installation", "root", "user"] | None = None
     steps: _Steps
-    patterns: _Patterns
-    sources: Annotated[tuple[_Url, ...], Field(min_length=1)]
+    patterns: tuple[_Pattern, ...] = ()
+    sources: tuple[_Url, ...] = ()
     probe: str = ""
     supersedes: frozenset[_Id] = frozenset()
     symptom_of: frozenset[_Id] = frozenset()
@@ -126,15 +125,6 @@ class Symptom(Signature):
     severity: Severity = "note"
     cause: str = ""
     steps: _Steps = ("Read what is above it in the log",)
-    sources: tuple[_Url, ...] = ()
-
-
-class Condition(Signature):
-    """An error that only checks of hosts see: no program prints it in a known form (conditions.yaml)."""
-
-    severity: Severity
-    patterns: tuple[_Pattern, ...] = ()
-    sources: tuple[_Url, ...] = ()
 
 
 class Harmless(Model):
@@ -194,12 +184,6 @@ def all_signatures() -> dict[str, Signature]:
 
 
 @cache
-def conditions() -> dict[str, Condition]:
-    """id → condition."""
-    return {each.id: each for each in _entries(Condition, "conditions")}
-
-
-@cache
 def _entries(model: type[_Entry], name: str) -> tuple[_Entry, ...]:
     """What a file holds. Raises UsageError as `provision.base.validation.load`."""
     return validation.load(RootModel[tuple[model, ...]], FOLDER / f"{name}.yaml").root  # type: ignore[valid-type]
@@ -233,13 +217,12 @@ def fitting(steps: Iterable[str], shown: Container[str]) -> tuple[str, ...]:
 
 
 def is_known(name: str) -> bool:
-    """Whether there is a known error of that id, conditions included."""
-    return name in conditions() or name in all_signatures()
+    """Whether there is a known error of that id."""
+    return name in all_signatures()
 
 
 def known_error(name: str) -> Signature:
-    """The known error of that id, a condition included. Raises UsageError with the nearest id if there is none."""
-    known = {**conditions(), **all_signatures()}
-    if name not in known:
+    """The known error of that id. Raises UsageError with the nearest id if there is none."""
+    if name not in (known := all_signatures()):
         raise UsageError(f"no known error has the id {name}{validation.did_you_mean(name, known)}", hint="provision doctor list names them")
     return known[name]

@@ -135,12 +135,12 @@ def entry(error: Signature, console: Console, *, checked: bool) -> None:
 
 
 def listed() -> list[Signature]:
-    """The known errors in logs."""
+    """The known errors."""
     return [each for each in all_signatures().values() if not isinstance(each, Symptom)]
 
 
 def known_errors(console: Console, layer: str | None = None) -> None:
-    """Print the id and title of every known error in logs, by layer, or of one layer."""
+    """Print the id and title of every known error, by layer, or of one layer."""
     for name in LAYERS if layer is None else (layer,):
         entries = [each for each in listed() if each.layer == name]
         if entries:

@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 
 from provision.base import resources
-from provision.diagnosis.signatures import all_signatures, conditions
+from provision.diagnosis.signatures import all_signatures
 from provision.doctor.fixes import FixResult, results_on
 from provision.remote import ansible
 from provision.remote.ansible import Event
 
 
 def test_every_file_of_tasks_belongs_to_an_entry() -> None:
-    entries = {**conditions(), **all_signatures()}
     files = {path.stem for path in (resources.folder("playbooks") / "fix").glob("*.yml")}
-    assert files == {name for name, entry in entries.items() if entry.fixed_by in ("root", "user")}
+    assert files == {name for name, entry in all_signatures().items() if entry.fixed_by in ("root", "user")}
 
 
 def test_a_fix_that_fails_does_not_prevent_the_others(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from provision.diagnosis.signatures import (
     Step,
     Symptom,
     all_signatures,
-    conditions,
     error_shapes,
     harmless,
     known_error,
@@ -105,8 +104,7 @@ VERSION = re.compile(r"(?:gcc|g\+\+|cuda-[a-z]+|libnccl2|nvidia-[a-z]+)[-=]\d")
 
 
 def steps() -> list[tuple[str, Step]]:
-    known = {**all_signatures(), **conditions()}
-    return [(name, step) for name, error in known.items() for step in error.steps]
+    return [(name, step) for name, error in all_signatures().items() for step in error.steps]
 
 
 def test_a_step_that_changes_a_host_says_what_and_how_to_undo_it() -> None:
@@ -129,17 +127,18 @@ def test_no_step_writes_a_placeholder_into_a_system_file_or_names_a_version() ->
     assert not [run for run in runs if re.search(r"\b(?:purge|remove|hold) .*'(?:lib)?nvidia-\*'", run)]
 
 
-def test_each_entry_says_how_to_confirm_it_and_names_its_sources() -> None:
+def test_each_entry_says_how_to_confirm_it_and_names_its_sources_or_is_found_by_a_check() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for form in ("*.py", "*.j2") for path in FOLDER.parent.rglob(form))
     for error in all_signatures().values():
         if not isinstance(error, Symptom):
-            assert error.probe, error.id
-            assert error.sources, error.id
+            assert bool(error.probe) == bool(error.sources) == bool(error.patterns), error.id
+            assert error.patterns or error.id in code, error.id
 
 
 def test_each_error_of_2026_and_later_has_samples_of_two_versions(load) -> None:
     """The older ones have one sample and a variant."""
     samples, variants = load("samples.yaml"), load("variants.yaml")
-    known = [error.id for error in all_signatures().values() if not isinstance(error, Symptom)]
+    known = [error.id for error in all_signatures().values() if error.patterns and not isinstance(error, Symptom)]
     assert not [name for name in known if len(samples.get(name, ())) + (name in variants) < 1]
     assert sum(len(samples.get(name, ())) >= 2 for name in known) >= 90
 
