@@ -22,15 +22,19 @@ LAUNCH_LIMIT = 120
 
 #: The longest modules, which run first so that no worker of xdist is left with one at the end.
 LONGEST_FIRST = (
-    "test_horovod_api.py",
     "test_failures.py",
-    "test_elastic.py",
-    "test_checkpoints.py",
-    "test_torch.py",
+    "test_horovod_api.py",
     "test_collectives.py",
-    "test_train_mnist.py",
+    "test_core_programs.py",
+    "test_elastic.py",
+    "test_torch.py",
+    "test_torch_distributed.py",
     "test_runner.py",
+    "test_embeddings.py",
     "test_observation.py",
+    "test_launch_program.py",
+    "test_launchers.py",
+    "test_checkpoints.py",
 )
 
 pytest.importorskip("collective_core", reason="the engine is not installed: pip install ./collective_core")

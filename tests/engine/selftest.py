@@ -16,7 +16,7 @@ def build(folder: Path, programs: list[str], *options: str) -> list[Path]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     cmake = shutil.which("cmake", path=path)
     assert cmake is not None, "there is no cmake; `make engine` sets everything up"
-    always = ["-DCOLLECTIVE_SELFTEST=ON", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g"]
+    always = ["-DCOLLECTIVE_SELFTEST=ON", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1"]
     subprocess.run([cmake, "-S", str(SOURCES), "-B", str(folder), *always, *options], check=True, capture_output=True)
     subprocess.run([cmake, "--build", str(folder), "--target", *programs, "--parallel", "2"], check=True, capture_output=True)
     return [folder / program for program in programs]

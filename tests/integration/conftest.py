@@ -34,19 +34,23 @@ date: 2026-11-29
 defaults: [{{version: "{TORCH}", why: the release of these tests, source: the Makefile, date: 2026-11-29}}]
 """
 
-#: The longest modules, which run first so that no worker of xdist is left with one at the end. test_up.py is among the first because it
-#: makes the image of a ready host that others begin with, and the engine's wheel, which later installations find in the cache.
-LONGEST_FIRST = (
+#: In an order in which three workers of xdist, of which each has two modules at the beginning, end at about the same time. test_up.py is the
+#: first, as it makes the image of a ready host that test_run.py and others begin with, and the engine's wheel, which later installations
+#: find in the cache.
+ORDER = (
     "test_up.py",
-    "test_sandbox.py",
+    "test_namespaces.py",
+    "test_wirings.py",
+    "test_gpu_hosts.py",
+    "test_doctor.py",
     "test_no_root.py",
-    "test_up_bare.py",
+    "test_detached.py",
+    "test_remove.py",
     "test_stalled_jobs.py",
     "test_image.py",
-    "test_namespaces.py",
+    "test_sandbox.py",
+    "test_up_bare.py",
     "test_run.py",
-    "test_doctor.py",
-    "test_remove.py",
 )
 
 SandboxFactory = Callable[..., Sandbox]
@@ -54,7 +58,7 @@ Ssh = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    places = {name: place for place, name in enumerate(ORDER)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
