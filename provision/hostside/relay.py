@@ -173,8 +173,9 @@ class Relay:
             tell(have=self.have, read=self.read)
 
     def digests_of(self, path):
-        """Those of a file's pieces in a row; None where there is no file."""
-        if os.path.islink(path) or not os.path.isfile(path):
+        """Those of a file's pieces in a row; None where there is no file, or a program's that another user could change later."""
+        is_program = self.order["is_program"]
+        if os.path.islink(path) or not os.path.isfile(path) or (is_program and os.stat(path).st_uid != os.geteuid()):
             return None
         with open(path, "rb") as file:
             parts = iter(lambda: file.read(self.manifest.piece), b"")

@@ -270,6 +270,18 @@ def test_a_folder_of_a_push_that_others_may_write_is_refused(hosts: Hosts, data:
     assert (tmp_path / "mine").read_text() == "mine"
 
 
+def test_a_program_of_another_user_is_replaced_by_ours_even_if_it_is_the_same(hosts: Hosts, data: Path) -> None:
+    planted = hosts.home("n2") / "shared/m.bin"
+    planted.parent.mkdir()
+    planted.write_bytes((data / "model.bin").read_bytes())
+    os.chown(planted, 12345, 12345)
+    with Progress() as shown, Session(hosts.inventory, shown) as session:
+        made = Push(session, module.Data(data / "model.bin", "m.bin"), "shared/m.bin", program_on=hosts.names)
+        made.run()
+    assert failures(made) == {}
+    assert (planted.stat().st_uid, planted.read_bytes()) == (os.geteuid(), (data / "model.bin").read_bytes())
+
+
 def test_what_an_earlier_push_has_put_there_is_replaced_and_the_rest_stays(hosts: Hosts, data: Path) -> None:
     hosts.push(data)
     (data / "model.bin").write_bytes(random.Random(1).randbytes(30 * SMALL) + b"new")
