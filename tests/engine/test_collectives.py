@@ -62,7 +62,7 @@ def test_hosts_with_one_rank_each_add_in_rank_order(launch, n, sockets):
 
 @pytest.mark.parametrize(
     ("n", "hosts", "settings"),
-    slow_but_last((4, 2, {"COLLECTIVE_SINGLE_COPY": "0"}), (6, 3, {"COLLECTIVE_SOCKETS": "3"}), (4, 2, {}), (6, 3, {})),
+    slow_but_last((4, 2, {"COLLECTIVE_SINGLE_COPY": "0"}), (6, 3, {"COLLECTIVE_SOCKETS": "3"}), (6, 3, {}), (4, 2, {})),
 )
 def test_sums_of_hosts_are_added_where_the_job_does_not_choose(launch, bits_of, n, hosts, settings):
     assert checked(launch("collectives.py", n, hosts, env=settings), n) != bits_of(n)

@@ -25,7 +25,7 @@ def test_operations(launch, n, hosts):
     assert set(reports) == set(range(n))
 
 
-@pytest.mark.parametrize(("n", "hosts"), [(3, 1), (4, 2), (6, 2), pytest.param(6, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("n", "hosts"), [(3, 1), *slow_but_last((6, 2), (6, 3), (4, 2))])
 def test_half_types_among_hosts_keep_to_their_bound(launch, n, hosts):
     reports = launch("half_sums.py", n, hosts).must_succeed().reports()
     assert len({entry["digest"] for entry in reports.values()}) == 1
