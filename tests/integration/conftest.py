@@ -34,9 +34,8 @@ date: 2026-11-29
 defaults: [{{version: "{TORCH}", why: the release of these tests, source: the Makefile, date: 2026-11-29}}]
 """
 
-#: In an order in which three workers of xdist, of which each has two modules at the beginning, end at about the same time. test_up.py is the
-#: first, as it makes the image of a ready host that test_run.py and others begin with, and the engine's wheel, which later installations
-#: find in the cache.
+#: In an order in which three workers of xdist, each with two modules at the beginning, end at about the same time. test_up.py is the first,
+#: as it makes the image of a ready host that test_run.py and others begin with, and the engine's wheel, which others find in the cache.
 ORDER = (
     "test_up.py",
     "test_namespaces.py",

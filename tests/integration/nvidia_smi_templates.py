@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 #: Arguments that the survey, the doctor and the roles give it, and ``-L``.
 ARGUMENTS = (
-    "", "-L", "-q", "-q -x", "nvlink -s", "nvlink -e", "topo -m",
+    "", "-L", "-q -x", "nvlink -s", "nvlink -e", "topo -m",
     "--query-gpu=name,uuid,memory.total,driver_version,pci.bus_id,compute_cap --format=csv,noheader,nounits",
     "--query-gpu=index,uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw --format=csv,noheader,nounits",
     "--query-gpu=name,compute_cap --format=csv,noheader", "--query-gpu=driver_version --format=csv,noheader",
@@ -21,7 +21,6 @@ _A_TIME = "Mon Nov 30 12:00:00 2026"
 #: The first line of what it prints for each GPU, and of what comes after all GPUs.
 _PARTS = {
     "": (r"\|\s+\d+  \S", r" +$"),
-    "-q": (r"GPU \w{8}:", "(?!)"),
     "-q -x": (r"\t<gpu id=", "</nvidia_smi_log>"),
     "topo -m": (r"GPU\d+\t", "$"),
 }

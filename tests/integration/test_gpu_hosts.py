@@ -140,7 +140,7 @@ def samples(hosts: Sandbox) -> list[Sample]:
 def facts_of(outputs: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
     """What the survey and the check of health read in the outputs; those that differ in nothing they read are the same."""
     by_query = {arguments: text for arguments, (_, text) in outputs.items() if arguments.startswith("--query")}
-    read = {"-q": read_gpu_details, "-q -x": parsers.nvidia_smi, "topo -m": parsers.topology, "-L": str}
+    read = {"-q -x": lambda text: (read_gpu_details(text), parsers.nvidia_smi(text)), "topo -m": parsers.topology, "-L": str}
     read |= {"nvlink -s": parsers.nvlink_status, "nvlink -e": parsers.nvlink_errors}
     said = {arguments: parse(outputs[arguments][1]) for arguments, parse in read.items() if outputs[arguments][0] == 0}
     versions = re.findall(r"(?:Driver|CUDA) Version: +[\d.]+", outputs[""][1])

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+from xml.etree import ElementTree
 
 from .machine import in_parallel, number, program_in, section
 from .user import running_programs
@@ -75,39 +76,37 @@ def query_gpus(machine):
     return [], None, complaint[-500:]
 
 
-MAX_DETAILS = 4 << 20  # of `nvidia-smi -q`: some 25 kB per GPU, more with MIG and processes
+MAX_DETAILS = 8 << 20  # of `nvidia-smi -q -x`: some 30 kB per GPU, more with MIG and processes
 GPU_DETAILS = {
-    ("MIG Mode", "Current"): "mig",
-    ("GPU Virtualization Mode", "Virtualization Mode"): "virtualization",
-    ("vGPU Software Licensed Product", "License Status"): "license",
-    ("GRID Licensed Product", "License Status"): "license",
-    ("Fabric", "State"): "fabric_state",
-    ("Fabric", "Status"): "fabric_status",
-    ("Fabric", "ClusterUUID"): "fabric_cluster",
+    "mig_mode/current_mig": "mig",
+    "gpu_virtualization_mode/virtualization_mode": "virtualization",
+    "vgpu_software_licensed_product/license_status": "license",
+    "grid_licensed_product/license_status": "license",
+    "fabric/state": "fabric_state",
+    "fabric/status": "fabric_status",
+    "fabric/clusterUuid": "fabric_cluster",
 }
 UNSUPPORTED = ("", "n/a", "not supported", "none", "gpu is lost")  # drivers differ in the word, and in brackets around it
 
 
 def read_gpu_details(text):
-    """{PCI address: details} of `nvidia-smi -q`. A field that a driver does not have or a GPU does not support is left out."""
-    found, gpu, group = {}, None, ""
-    for line in text[:MAX_DETAILS].splitlines():
-        start = re.match(r"GPU (\w+:\w+:\w+\.\w+)\s*$", line)
-        if start:
-            gpu, group = found.setdefault(start.group(1), {"mig_instances": 0}), ""
-            continue
-        name, colon, value = line.partition(" : ")
-        depth, name, value = len(line) - len(line.lstrip()), name.strip(), value.strip()
-        if gpu is None or not name:
-            continue
-        if depth <= 4:
-            group = name
-            gpu["mig_instances"] += name == "MIG Device"
-            if (name, value) == ("VBIOS Version", "simulated"):  # a sandbox's; a real one is numbers
-                gpu["simulated"] = True
-        elif depth == 8 and colon and (group, name) in GPU_DETAILS and value.strip("[]").lower() not in UNSUPPORTED:
-            gpu[GPU_DETAILS[group, name]] = value[:100]
-    return found
+    """(CUDA of the driver, {PCI address: details}) of `nvidia-smi -q -x`; of anything else nothing. A field that a driver does not have or a
+    GPU does not support is left out."""
+    try:
+        root = ElementTree.fromstring(text[max(0, text.find("<?xml")) : MAX_DETAILS])
+    except (ElementTree.ParseError, ValueError):
+        return None, {}
+    found = {}
+    for node in root.findall("gpu"):
+        gpu = found[node.get("id")] = {"mig_instances": len(node.findall("mig_devices/mig_device"))}
+        if node.findtext("vbios_version") == "simulated":  # a sandbox's; a real one is numbers
+            gpu["simulated"] = True
+        for path, name in GPU_DETAILS.items():
+            value = (node.findtext(path) or "").strip()
+            if value.strip("[]").lower() not in UNSUPPORTED:
+                gpu[name] = value[:100]
+    cuda = root.findtext("cuda_umd_version") or root.findtext("cuda_version") or ""
+    return cuda if re.match(r"\d+\.\d+$", cuda) else None, found
 
 
 def probe_libcuda(machine):
@@ -137,16 +136,14 @@ def nvidia(machine):
     smi = machine.which("nvidia-smi")
     gpus, smi_driver, complaint, cuda = [], None, None, None
     if smi:
-        answer, header, details = in_parallel(
+        answer, details = in_parallel(
             lambda: query_gpus(machine),
-            lambda: machine.run(["nvidia-smi"], timeout=GPU_TIMEOUT_S * 0.8)[1],
-            lambda: read_gpu_details(machine.run(["nvidia-smi", "-q"], timeout=GPU_TIMEOUT_S * 0.8)[1]),
+            lambda: read_gpu_details(machine.run(["nvidia-smi", "-q", "-x"], timeout=GPU_TIMEOUT_S * 0.8)[1]),
         )
         gpus, smi_driver, complaint = answer or ([], None, "nvidia-smi could not be run")
+        cuda, of_gpus = details or (None, {})
         for gpu in gpus:
-            gpu.update((details or {}).get(gpu["bus"], {}))
-        supported = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)", header or "")
-        cuda = supported.group(1) if supported else None
+            gpu.update(of_gpus.get(gpu["bus"], {}))
     incomplete = not gpus or cuda is None or any(gpu["compute_capability"] is None for gpu in gpus)
     if incomplete and (module or smi_driver):
         direct = probe_libcuda(machine)

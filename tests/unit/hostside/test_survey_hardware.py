@@ -13,7 +13,7 @@ from survey_module import machine, survey
 from provision.catalog import OURS
 from provision.survey import Facts, amd, collect, hardware
 
-OUTPUTS = Path(__file__).parents[2] / "data" / "nvidia-smi"
+OUTPUTS = Path(__file__).parents[2] / "data" / "gpu_health"
 PCI = "/sys/bus/pci/devices"
 
 
@@ -161,85 +161,103 @@ def test_other_machines_are_no_jetson(tmp_path: Path) -> None:
     assert survey.tegra(machine(tmp_path)) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("a16-470", {"00000000:13:00.0": {"mig_instances": 0}}),
-        (
-            "vgpu-535",
-            {
-                "00000000:02:00.0": {
-                    "mig_instances": 0,
-                    "mig": "Disabled",
-                    "virtualization": "VGPU",
-                    "license": "Licensed (Expiry: 2025-3-19 7:29:4 GMT)",
-                }
-            },
-        ),
-        ("mig-blackwell", {"00000001:04:00.0": {"mig_instances": 1, "mig": "Enabled"}}),
-        ("h100-580", {"00000000:00:06.0": {"mig_instances": 0, "mig": "Disabled", "virtualization": "Pass-Through"}}),
-        (
-            "fabric-refused",
-            {
-                "00000008:01:00.0": {
-                    "mig_instances": 0,
-                    "mig": "Disabled",
-                    "fabric_state": "Completed",
-                    "fabric_status": "Insufficient Resources",
-                    "fabric_cluster": "00000000-0000-0000-0000-000000000000",
-                }
-            },
-        ),
-    ],
-)
-def test_details_of_gpus(name: str, expected: dict[str, Any]) -> None:
-    assert survey.read_gpu_details((OUTPUTS / f"{name}.txt").read_text(encoding="utf-8")) == expected
+DOMAIN = "00000001-0000-0000-0000-000000000001"
 
 
 @pytest.mark.parametrize(
-    ("line", "simulated"),
+    ("name", "cuda", "address", "expected"),
     [
-        ("    VBIOS Version                         : simulated", True),
-        ("    VBIOS Version                         : 96.00.74.00.1A", False),
-        ("    VBIOS Version                         : N/A", False),
-        ("    Product Name                          : simulated", False),
-        ("        VBIOS Version                     : simulated", False),
+        ("t4-515", "11.7", "00000000:00:1E.0", {"mig_instances": 0, "virtualization": "Pass-Through"}),
+        ("a100-535", "12.2", "00000000:01:00.0", {"mig_instances": 1, "mig": "Enabled"}),
+        ("h100-vm-580", "13.0", "00000000:00:06.0", {"mig_instances": 0, "mig": "Disabled", "virtualization": "Pass-Through"}),
+        (
+            "rubin-615",
+            "13.4",
+            "00000002:81:00.0",
+            {"mig_instances": 0, "fabric_state": "Completed", "fabric_status": "Success", "fabric_cluster": DOMAIN},
+        ),
     ],
 )
-def test_a_simulated_gpu_says_so_where_a_real_one_has_its_firmwares_number(line: str, simulated: bool) -> None:
-    (gpu,) = survey.read_gpu_details(f"GPU 00000000:13:00.0\n{line}\n").values()
-    assert stated({"gpus": [gpu]}).simulated is simulated
+def test_details_of_gpus(name: str, cuda: str, address: str, expected: dict[str, Any]) -> None:
+    found, gpus = survey.read_gpu_details((OUTPUTS / f"{name}.xml").read_text(encoding="utf-8"))
+    assert (found, gpus[address]) == (cuda, expected)
+
+
+def details(inner: str, head: str = "") -> tuple[str | None, dict[str, Any]]:
+    """What is read of one GPU of which nvidia-smi says this."""
+    cuda, gpus = survey.read_gpu_details(
+        f'<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n<nvidia_smi_log>{head}'
+        f'<gpu id="00000000:13:00.0">{inner}</gpu></nvidia_smi_log>'
+    )
+    return cuda, gpus["00000000:13:00.0"]
+
+
+@pytest.mark.parametrize("product", ["vgpu_software_licensed_product", "grid_licensed_product"])
+def test_a_vgpu_has_a_licence(product: str) -> None:
+    mode = "<gpu_virtualization_mode><virtualization_mode>VGPU</virtualization_mode></gpu_virtualization_mode>"
+    licence = "Licensed (Expiry: 2025-3-19 7:29:4 GMT)"
+    assert details(f"{mode}<{product}><license_status>{licence}</license_status></{product}>")[1] == {
+        "mig_instances": 0,
+        "virtualization": "VGPU",
+        "license": licence,
+    }
+
+
+@pytest.mark.parametrize(
+    ("inner", "simulated"),
+    [
+        ("<vbios_version>simulated</vbios_version>", True),
+        ("<vbios_version>96.00.74.00.1A</vbios_version>", False),
+        ("<vbios_version>N/A</vbios_version>", False),
+        ("<product_name>simulated</product_name>", False),
+        ("<inforom_version><vbios_version>simulated</vbios_version></inforom_version>", False),
+    ],
+)
+def test_a_simulated_gpu_says_so_where_a_real_one_has_its_firmwares_number(inner: str, simulated: bool) -> None:
+    assert stated({"gpus": [details(inner)[1]]}).simulated is simulated
 
 
 @pytest.mark.parametrize("word", ["[Not Supported]", "[N/A]", "N/A", "Not Supported", "None"])
 def test_what_a_driver_does_not_support_is_left_out(word: str) -> None:
-    text = f"GPU 00000000:13:00.0\n    Fabric\n        State                  : {word}\n"
-    assert survey.read_gpu_details(text) == {"00000000:13:00.0": {"mig_instances": 0}}
+    assert details(f"<fabric><state>{word}</state></fabric>") == (None, {"mig_instances": 0})
 
 
 @pytest.mark.parametrize(
-    "text", ["", "no GPU\n    Fabric\n        State : x\n", "GPU \n", "\x00\xff : : \n", "NVIDIA-SMI has failed because"]
+    ("head", "cuda"),
+    [
+        ("<cuda_version>12.2</cuda_version>", "12.2"),
+        ("<cuda_version>13.4</cuda_version><cuda_umd_version>13.5</cuda_umd_version>", "13.5"),
+        ("<cuda_umd_version>14.0</cuda_umd_version>", "14.0"),
+        ("<cuda_version>N/A</cuda_version>", None),
+        ("<cuda_version>Not Found</cuda_version>", None),
+    ],
+)
+def test_the_drivers_cuda(head: str, cuda: str | None) -> None:
+    assert details("", head)[0] == cuda
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<?xml", "<nvidia_smi_log><gpu>", "\x00\xff : : \n", "NVIDIA-SMI has failed because", "No devices were found"]
 )
 def test_odd_output_has_no_details(text: str) -> None:
-    assert survey.read_gpu_details(text) == {}
+    assert survey.read_gpu_details(text) == (None, {})
 
 
 def test_details_reach_the_gpus_of_nvidia_smi(tmp_path: Path) -> None:
-    """The fake nvidia-smi prints the table that the survey asks for, and a recorded `-q`."""
+    """The fake nvidia-smi prints the table that the survey asks for, and a recorded `-q -x`."""
     fake = tmp_path / "bin" / "nvidia-smi"
     fake.parent.mkdir()
     fake.write_text(
         '#!/bin/sh\ncase "$*" in\n'
-        f"  -q) cat {OUTPUTS / 'fabric-domain.txt'} ;;\n"
-        "  --query-gpu=*) echo 'NVIDIA GB200, GPU-1, 189471, 580.95.05, 00000008:01:00.0, 10.0' ;;\n"
-        "  *) echo '| NVIDIA-SMI 580.95.05   Driver Version: 580.95.05   CUDA Version: 13.0 |' ;;\nesac\n"
+        f"  -q*) cat {OUTPUTS / 'gb300-580.xml'} ;;\n"
+        "  *) echo 'NVIDIA GB300, GPU-1, 284208, 580.95.05, 00000008:06:00.0, 10.3' ;;\nesac\n"
     )
     fake.chmod(0o755)
     files = {"/proc/77/comm": "nvidia-imex\n", "/proc/78/comm": "nv-fabricmanage\n", "/dev/nvidia-caps-imex-channels/channel0": ""}
     host = machine(tmp_path / "root", files)
     host.tool_path = f"{fake.parent}:{host.tool_path}"
     found = stated(survey.nvidia(host))
-    assert hardware.nvlink_domain(found) == "dc6e40c4-d722-4357-9ba6-5291dd461278"
+    assert hardware.nvlink_domain(found) == DOMAIN
     assert hardware.imex_ready(found)
     assert found.nvidia.fabric_manager is True  # the kernel cuts the name of nv-fabricmanager
     assert hardware.fabric_faults((gpu.fabric_state, gpu.fabric_status) for gpu in found.gpus) == []
@@ -251,9 +269,8 @@ def test_an_h100_in_a_virtual_machine(tmp_path: Path) -> None:
     fake.parent.mkdir()
     fake.write_text(
         '#!/bin/sh\ncase "$*" in\n'
-        f"  -q) cat {OUTPUTS / 'h100-580.txt'} ;;\n"
-        "  --query-gpu=*) echo 'NVIDIA H100 80GB HBM3, GPU-1, 81559, 580.159.04, 00000000:00:06.0, 9.0' ;;\n"
-        "  *) echo '| NVIDIA-SMI 580.159.04             Driver Version: 580.159.04     CUDA Version: 13.0     |' ;;\nesac\n"
+        f"  -q*) cat {OUTPUTS / 'h100-vm-580.xml'} ;;\n"
+        "  *) echo 'NVIDIA H100 80GB HBM3, GPU-1, 81559, 580.159.04, 00000000:00:06.0, 9.0' ;;\nesac\n"
     )
     fake.chmod(0o755)
     files = pci(("8086", "0d57", "060000"), ("1af4", "1042", "018000"), ("1af4", "1053", "ffff00"), ("10de", "2330", "030200"))

@@ -248,7 +248,7 @@ FAKE_SMI = r"""
 case "$*" in
   *compute_cap*) {with_capability} ;;
   *--query-gpu*) {without_capability} ;;
-  *) echo '| NVIDIA-SMI 535.104.05   Driver Version: 535.104.05   CUDA Version: 12.2     |' ;;
+  *) echo '<?xml version="1.0" ?><nvidia_smi_log><cuda_version>12.2</cuda_version></nvidia_smi_log>' ;;
 esac
 """
 

@@ -353,7 +353,8 @@ def test_recorded_outputs_are_those_of_the_profile(name, tmp_path):
     assert [(each["name"], each["compute_capability"], each["memory_mb"]) for each in table] == [
         (profile.name, profile.capability, profile.memory_mb or None)
     ] * gpus.count
-    details = nvidia.read_gpu_details(printed(tmp_path, gpus, "-q").stdout)
+    cuda, details = nvidia.read_gpu_details(printed(tmp_path, gpus, "-q", "-x").stdout)
+    assert cuda == OURS.cuda().toolkits.of_branch(gpus.driver)
     assert set(details) == {each["bus"] for each in table}
     assert {each.get("mig") for each in details.values()} == {"Disabled" if "mig" in profile.features else None}
     assert all(each["simulated"] for each in details.values())
@@ -373,7 +374,7 @@ def test_recorded_outputs_show_links_between_gpus_and_which_of_them_are_there(tm
     assert set(parsers.topology(printed(tmp_path, Gpus.requested("l40s:8"), "topo", "-m").stdout).values()) == {"NODE", "SYS"}
     listed = printed(tmp_path, Gpus.requested("t4:3"), "-L", faults=("gpu-missing",)).stdout
     assert re.findall(r"^GPU (\d): Tesla T4", listed, re.MULTILINE) == ["0", "1"]
-    assert "Minor Number                          : 2" in printed(tmp_path, Gpus.requested("t4:3"), "-q", faults=("gpu-missing",)).stdout
+    assert "<minor_number>2</minor_number>" in printed(tmp_path, Gpus.requested("t4:3"), "-q", "-x", faults=("gpu-missing",)).stdout
 
 
 @pytest.mark.parametrize(
