@@ -29,15 +29,16 @@ _TARGET = typer.Argument(
 
 
 @with_options(passwords=passwords)
-def job(target: Annotated[str | None, _TARGET] = None, limit: Limit = None, json_: Json = False, *, passwords: Mapping[str, str]) -> None:
+def job(target: Annotated[list[str] | None, _TARGET] = None, limit: Limit = None, json_: Json = False, *, passwords: Mapping[str, str]) -> None:
     """Say which rank keeps a job waiting, at which line, and why. Changes nothing in the job. `provision doctor --job` is the same.
 
     The exit code is 0 where nothing is stalled, 1 for a stalled job, and 2 for wrong usage, or where no host could be examined.
     """
-    if target is None or re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", target):
-        found = examination.of_processes([int(pid) for pid in target.split(",")] if target else None)
+    words = ",".join(target or ())
+    if not target or re.fullmatch(r"[0-9]{1,12}(,[0-9]{1,12})*,?", words):
+        found = examination.of_processes([int(pid) for pid in re.findall(r"[0-9]+", words)] if target else None)
     else:
-        run = target if RUN_ID.fullmatch(target) else None
+        run = words if RUN_ID.fullmatch(words) else None
         record = run_folders.content(paths.runs() / run / RECORD) if run else None
         if run and record is None:
             raise UsageError(f"no such run on this machine: {run}", hint="name its hosts: provision doctor --job HOSTS")

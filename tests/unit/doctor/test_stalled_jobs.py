@@ -378,7 +378,9 @@ def run(monkeypatch: pytest.MonkeyPatch, verdicts: list[Verdict], *arguments: st
     return result.exit_code, result.output
 
 
-@pytest.mark.parametrize("arguments", [("--job", "4711"), ("job", "4711"), ("4711", "--job"), ("--job", "4711,4712"), ("--job",)])
+@pytest.mark.parametrize(
+    "arguments", [("--job", "4711"), ("job", "4711"), ("4711", "--job"), ("--job", "4711,4712"), ("--job", "4711", "4712,"), ("--job",)]
+)
 def test_the_paragraph_comes_first_then_evidence_then_steps(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
     code, printed = run(monkeypatch, [judged(recorded("stopped")["ranks"])], *arguments)
     lines = printed.splitlines()
@@ -408,6 +410,7 @@ def test_hosts_that_could_not_be_examined_are_named(monkeypatch: pytest.MonkeyPa
     ("target", "said"),
     [
         ("999999999", "no such process: 999999999"),
+        ("999999999999", "no such process: 999999999999"),
         ("20261129-204428-abc1234", "no such run on this machine: 20261129-204428-abc1234"),
         ("nowhere.ini", "nowhere.ini"),
     ],
