@@ -418,7 +418,7 @@ def test_hosts_pull_what_a_registry_has_by_its_digest(engine: docker.DockerClien
 @pytest.mark.slow
 def test_the_pods_of_the_job_for_kubernetes_run_it_together(engine: docker.DockerClient, image: str, tmp_path: Path) -> None:
     """Those of an export, without Kubernetes: the key pair as the operator mounts its secret, its hostfile, its names."""
-    pool = pools.Pool("image", {}, ("engine",), gpus=False, image=f"mine@sha256:{'0' * 64}")
+    pool = pools.Pool("image", {}, {"engine": "0.1"}, gpus=False, image=f"mine@sha256:{'0' * 64}")
     replicas = yaml.safe_load(render.files("kubernetes", [pool])["mpijob.yaml"].content)["spec"]["mpiReplicaSpecs"]
     secret = tmp_path / "secret"
     secret.mkdir()
