@@ -49,6 +49,8 @@ def as_provision_error(error: BaseException) -> ProvisionError:
         return error
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("interrupted")
+    if isinstance(error, SystemExit):  # as rich ends a program whose output goes into a pipe
+        return Interrupted("interrupted: its output is not read any more")
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return UsageError("invalid path: expected names of at most 255 bytes", where=error.filename and str(error.filename))
     if isinstance(error, OSError) and error.strerror:  # of this machine: a full disk, a folder that is gone, a terminal that is closed

@@ -359,7 +359,7 @@ def test_nccl_is_built_from_the_sources_that_were_given_and_takes_the_wheels_pla
     words = ("--torch", "none", "--no-smoke", "--nccl", str(tarball), "--json")
     result = good(provision("up", str(host.inventory), *words))
     assert report(result)["hosts"][0]["nccl"] == "2.22.3"
-    assert "node1: from_source: Build: " in tasks()
+    assert "node1: from_source: Compile: " in tasks()
     assert linked(host) == "22203 /opt/provision/nccl-built/lib/libnccl.so.2.22.3"
     built = root(host.hosts[0], "strings -a /opt/provision/nccl-built/lib/libnccl.so.2.22.3")
     assert "NCCL version 2.22.3+cuda12.4" in built
@@ -374,7 +374,7 @@ def test_a_file_of_the_build_that_is_gone_comes_back_and_nobody_builds(host, pro
     root(host.hosts[0], "rm /opt/provision/nccl-built/lib/libnccl.so.2")
     result = good(provision("up", str(host.inventory), "--torch", "none", "--no-smoke", "--nccl", str(tarball), "--json"))
     assert "/opt/provision/nccl-built/lib/libnccl.so.2 is gone" in result.stderr
-    assert "from_source: Build: " not in tasks()
+    assert "from_source: Compile: " not in tasks()
     assert linked(host) == "22203 /opt/provision/nccl-built/lib/libnccl.so.2.22.3"
 
 

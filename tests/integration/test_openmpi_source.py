@@ -163,7 +163,7 @@ def test_ctrl_c_in_the_build_leaves_no_process_and_no_half_built_tree(cluster, t
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         run = Running(process)
-        run.wait_for_task("node1: from_source: Build: running")
+        run.wait_for_task("node1: from_source: Compile: running")
         process.send_signal(signal.SIGINT)
         ended = run.finish(timeout=90)
     finally:
@@ -184,7 +184,7 @@ def test_one_host_builds_both_get_the_same_bits_and_mpi_runs_over_both(cluster, 
     document = report(result)
     assert {host["state"] for host in document["hosts"]} == {"ready"}
     assert document["smoke"]["size"] == 2
-    building = {line.split()[1].rstrip(":") for line in tasks().splitlines() if "from_source: Build: " in line}
+    building = {line.split()[1].rstrip(":") for line in tasks().splitlines() if "from_source: Compile: " in line}
     assert building == (set() if kept else {"node1"})
     sums = {root(host, "cd /opt/provision/openmpi && find . -type f -name '*.so*' | sort | xargs sha256sum") for host in cluster.hosts}
     assert len(sums) == 1
@@ -216,7 +216,7 @@ def test_a_second_run_changes_nothing(cluster, tarball, provision):
 def test_a_host_that_lost_a_file_gets_the_kept_build_and_nobody_builds(cluster, tarball, provision):
     root(cluster.hosts[1], "rm /opt/provision/openmpi/lib/libmpi.so.40")
     result = good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke", "--openmpi", str(tarball), "--json"))
-    assert "from_source: Build: " not in tasks()
+    assert "from_source: Compile: " not in tasks()
     assert root(cluster.hosts[1], "ls /opt/provision/openmpi/lib/libmpi.so.40")
     changed = {host["host"]: host["changed"] for host in report(result)["hosts"]}
     assert changed["node1"] == 0
@@ -229,7 +229,7 @@ def test_a_bundle_brings_sources_and_build_to_a_controller_that_has_neither(clus
     root(cluster.hosts[1], "rm /opt/provision/openmpi/lib/libmpi.so.40")
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
     good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke", "--bundle", str(bundle), "--json"))
-    assert "from_source: Build: " not in tasks()
+    assert "from_source: Compile: " not in tasks()
     assert root(cluster.hosts[1], "ls /opt/provision/openmpi/lib/libmpi.so.40")
     assert list((tmp_path / "cache/openmpi").glob(f"openmpi-{VERSION}-*.tar.gz"))
 

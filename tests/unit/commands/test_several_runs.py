@@ -260,6 +260,11 @@ def _of_a_file() -> None:
     raise ProvisionError("cannot be read", where="/home/ann/hosts.tar")
 
 
+def _by_its_reader() -> None:
+    """As rich's console does when it writes into a pipe that nobody reads."""
+    raise SystemExit(1)
+
+
 @pytest.mark.parametrize(
     ("ends", "host", "said"),
     [
@@ -268,13 +273,14 @@ def _of_a_file() -> None:
         (_of_a_file, "controller", "/home/ann/hosts.tar: cannot be read"),
         (lambda: signal.raise_signal(signal.SIGINT), "controller", "interrupted"),
         (lambda: signal.raise_signal(signal.SIGTERM), "controller", "interrupted"),
+        (_by_its_reader, "controller", "interrupted: its output is not read any more"),
     ],
 )
 def test_what_ends_a_run_stands_in_its_report(
     hosts: Hosts, ends: Callable[[], object], host: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hosts.ends = ends
-    with pytest.raises((KeyError, ProvisionError)):
+    with pytest.raises((KeyError, ProvisionError, SystemExit)):
         hosts.up()
     (report,) = [json.loads((folder / "report.json").read_text()) for folder in run_folders.newest_first()]
     assert not report["ok"]
@@ -301,7 +307,7 @@ def test_a_host_that_the_survey_kept_out_is_named_before_the_plan_and_blocked_ho
 @pytest.mark.parametrize("ends", [_defect, _of_ours])
 def test_a_run_that_ended_while_hosts_may_be_locked_is_known_to_be_over(hosts: Hosts, tmp_path: Path, ends: Callable[[], object]) -> None:
     hosts.ends = ends
-    with pytest.raises((KeyError, ProvisionError)):
+    with pytest.raises((KeyError, ProvisionError, SystemExit)):
         hosts.up()
     (folder,) = (tmp_path / "state/runs").glob("2*")
     assert Session(hosts.inventory(), Progress()).dead_runs() == [folder.name]
