@@ -51,4 +51,4 @@ def test_bench_measures_the_pair_more_and_more_ranks_and_training(ready_sandbox,
     assert "the page: " in again.stdout
     assert "4 figures not compared: one launch is not enough" in again.stdout
     refused = provision("bench", str(cluster.inventory), "--sizes", "big")
-    assert (refused.returncode, "write them like" in refused.stderr) == (2, True)
+    assert (refused.returncode, "invalid --sizes big" in refused.stderr) == (2, True)
