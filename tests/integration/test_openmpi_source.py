@@ -180,7 +180,10 @@ def test_ctrl_c_in_the_build_leaves_no_process_and_no_half_built_tree(cluster, t
 
 def test_one_host_builds_both_get_the_same_bits_and_mpi_runs_over_both(cluster, tarball, provision):
     kept = list((paths.cache() / "openmpi").glob(f"openmpi-{VERSION}-debian12-*.tar.gz"))
+    # As on a host with an earlier installation: what is built there must find its libraries on a host without one.
+    root(cluster.hosts[0], "echo /opt/provision/openmpi/lib > /etc/ld.so.conf.d/earlier.conf")
     result = good(provision("up", str(cluster.inventory), *LEAN, "--openmpi", str(tarball), "--json"))
+    root(cluster.hosts[0], "rm /etc/ld.so.conf.d/earlier.conf")
     document = report(result)
     assert {host["state"] for host in document["hosts"]} == {"ready"}
     assert document["smoke"]["size"] == 2
