@@ -74,7 +74,7 @@ build_with_make() {
 
 build_with_configure() {
     unpack configure
-    # Where the linker's configuration names the folder by now, libtool would leave the path out, and other hosts would not find the libraries.
+    # Where the linker's configuration names the folder by now, libtool leaves the path out, and other hosts would not find the libraries.
     run configure "$BUILD_WORK/objects" "$source/configure" "--prefix=$BUILD_PREFIX" "LDFLAGS=-Wl,-rpath,$BUILD_PREFIX/lib" "$@"
     run make "$BUILD_WORK/objects" make "-j$(jobs)" $BUILD_MAKE_WORDS
     run "make install" "$BUILD_WORK/objects" make $BUILD_MAKE_WORDS install "DESTDIR=$BUILD_WORK/stage"
