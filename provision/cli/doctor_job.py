@@ -29,7 +29,9 @@ _TARGET = typer.Argument(
 
 
 @with_options(passwords=passwords)
-def job(target: Annotated[list[str] | None, _TARGET] = None, limit: Limit = None, json_: Json = False, *, passwords: Mapping[str, str]) -> None:
+def job(
+    target: Annotated[list[str] | None, _TARGET] = None, limit: Limit = None, json_: Json = False, *, passwords: Mapping[str, str]
+) -> None:
     """Say which rank keeps a job waiting, at which line, and why. Changes nothing in the job. `provision doctor --job` is the same.
 
     The exit code is 0 where nothing is stalled, 1 for a stalled job, and 2 for wrong usage, or where no host could be examined.
