@@ -179,8 +179,7 @@ def sanitized(value: object, depth: int = 0) -> object:
 def _harmless(text: str) -> str:
     if "{" not in text and text.isprintable():  # nearly all of them
         return text
-    for opening in ("{{", "{%", "{#"):
-        text = text.replace(opening, f"{{ {opening[1]}")
+    text = re.sub(r"\{(?=[{%#])", "{ ", text)  # also in `{{{`, in which pairs overlap
     harmless = "".join(letter if letter >= " " or letter in "\n\t" else " " for letter in text)
     return harmless.encode(errors="replace").decode()  # lone surrogates, which JSON can have and UTF-8 cannot
 

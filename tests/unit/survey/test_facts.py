@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,13 @@ def test_invalid_answers_are_refused(odd: dict[str, Any], said: str) -> None:
     with pytest.raises(ProvisionError) as refused:
         parse_survey(printed({**SURVEYED, **odd}), OURS)
     assert said in refused.value.what
+
+
+def test_no_text_of_a_host_begins_a_template() -> None:
+    for text in map("".join, itertools.product("{%#x", repeat=5)):
+        made = str(sanitized(text))
+        assert not [each for each in ("{{", "{%", "{#") if each in made], text
+        assert made.replace(" ", "") == text
 
 
 @given(st.text(max_size=80), st.dictionaries(st.text(max_size=5), st.integers(), max_size=3), st.text(max_size=80))
