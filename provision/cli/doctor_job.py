@@ -8,18 +8,17 @@ from typing import Annotated
 
 import typer
 
-from provision.base import paths, run_folders, terminal
+from provision.base import paths, terminal
 from provision.base.errors import UsageError
 from provision.cli.options import Json, Limit, inventory_of, passwords, with_options
 from provision.doctor.stall import examination, judgement
 from provision.doctor.stall.model import Document
 from provision.remote import progress
 from provision.remote.session import RECORD, RUN_ID, Record, Session
+from provision.report import runs
 
 _STYLES = {"stalled": "bold red", "works": "bold yellow", "moves": "green"}
 _MAX_GROUPS = 8  # of ranks that are shown
-
-
 _TARGET = typer.Argument(
     metavar="PID|HOSTS|RUN",
     show_default=False,
@@ -41,10 +40,12 @@ def job(
         found = examination.of_processes([int(pid) for pid in re.findall(r"[0-9]+", words)] if target else None)
     else:
         run = words if RUN_ID.fullmatch(words) else None
-        record = run_folders.content(paths.runs() / run / RECORD) if run else None
+        record = runs.load(paths.runs() / run / RECORD, Record) if run else None
         if run and record is None:
-            raise UsageError(f"no such run on this machine: {run}", hint="name its hosts: provision doctor --job HOSTS")
-        inventory = inventory_of(Record.model_validate_json(record).inventory if record else target, limit)
+            raise UsageError(
+                f"no such run on this machine, or its {RECORD} is damaged: {run}", hint="name its hosts: provision doctor --job HOSTS"
+            )
+        inventory = inventory_of(record.inventory if record else target, limit)
         with progress.make() as shown, Session(inventory, shown, passwords, command="provision doctor --job") as session:
             found = examination.of_hosts(session, run)
     code = 2 if found.failed and not found.jobs else int(any(each.state == "stalled" for each in found.jobs))

@@ -411,12 +411,16 @@ def test_hosts_that_could_not_be_examined_are_named(monkeypatch: pytest.MonkeyPa
     [
         ("999999999", "no such process: 999999999"),
         ("999999999999", "no such process: 999999999999"),
-        ("20261129-204428-abc1234", "no such run on this machine: 20261129-204428-abc1234"),
+        ("20261129-204428-abc1234", "no such run on this machine, or its run.json is damaged: 20261129-204428-abc1234"),
+        ("20261129-204428-abc1235", "its run.json is damaged: 20261129-204428-abc1235"),
         ("nowhere.ini", "nowhere.ini"),
     ],
 )
 def test_wrong_targets_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, said: str) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    damaged = tmp_path / "runs/20261129-204428-abc1235/run.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text('{"run": ')
     result = CliRunner().invoke(app, ["doctor", "--job", target])
     assert isinstance(result.exception, ProvisionError)
     assert result.exception.exit_code == 2
