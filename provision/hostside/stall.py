@@ -91,7 +91,7 @@ class Process:
     def __init__(self, pid):
         self.state, *fields = stat_of(pid)[:20] or [""] + [0] * 19
         numbers = [int(field) for field in fields]
-        self.parent, self.group, self.began = numbers[0], numbers[1], numbers[18]
+        self.pid, self.parent, self.group, self.began = pid, numbers[0], numbers[1], numbers[18]
         self.is_interactive = numbers[3] != 0 and numbers[2] == pid  # it leads the session of a terminal
         variables = (entry.partition(b"=") for entry in content("/proc/%d/environ" % pid, 1 << 20).split(b"\0"))
         self.environ = {name.decode(errors="replace"): text(value) for name, _, value in variables}
@@ -104,7 +104,9 @@ class Process:
             if re.match("[0-9]{1,6}$", number) and re.match("[0-9]{1,6}$", count):
                 meet_here = rank == "RANK" and re.match(r"(127\.|localhost$|::1$)", self.environ.get("MASTER_ADDR", ""))
                 here = int(here) if re.match("[0-9]{1,6}$", here) else int(count) if meet_here else 0
-                return int(number), int(count), " ".join([rank] + [self.environ[name] for name in job if self.environ.get(name)])[:LONGEST], here
+                network = link("/proc/%d/ns/net" % self.pid) if here >= int(count) else ""  # containers' jobs may have the same port
+                names = [rank] + [self.environ.get(name) for name in job] + [network if network != link("/proc/self/ns/net") else ""]
+                return int(number), int(count), " ".join(filter(None, names))[:LONGEST], here
         return None
 
 
@@ -468,8 +470,7 @@ def is_obscure(pid, frames):
 def examined(pid, parent, before, frames, why, passed):
     """One process: its threads, each with its stack, its system call and what it waits for. ``before``: thread -> clock, ``passed`` seconds ago."""
     threads = []
-    found = re.search(rb"\nTracerPid:\s*(\d+)", content("/proc/%d/status" % pid))
-    tracer = int(found.group(1)) if found else 0
+    tracer = number_in(content("/proc/%d/status" % pid), rb"\nTracerPid:\s*(\d+)")
     tracer = 0 if name_of(tracer) == "py-spy" else tracer  # another examination's: it holds it for milliseconds
     for tid in threads_of(pid):
         place, (ticks, switches) = "%d/task/%d" % (pid, tid), clock(pid, tid)

@@ -371,6 +371,22 @@ def test_a_run_is_found_by_its_id() -> None:
         assert stall.document(order(None, "20990101-000000-abc1235"))["ranks"] == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network")
+def test_jobs_of_one_name_in_containers_of_their_own_are_two() -> None:
+    """As ``torchrun`` without options in each of two containers on a host."""
+    ranks = "RANK=0 sleep 60 & RANK=1 sleep 60 & echo; wait"
+    names = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
+    container = ("setsid", "unshare", "--net", "sh", "-c", ranks)
+    with process(*container, ready=True, **names) as one, process(*container, ready=True, **names) as two:
+        try:
+            assert [each["rank"] for each in stall.document(order([one.pid]))["ranks"]] == [0, 1]
+            both = stall.document(order([one.pid, two.pid]))["ranks"]
+            assert sorted((each["rank"], both[0]["job"] == each["job"]) for each in both) == [(0, False), (0, True), (1, False), (1, True)]
+        finally:
+            for each in (one, two):
+                os.killpg(each.pid, 9)
+
+
 def test_what_provision_run_starts_a_rank_with_is_not_the_rank() -> None:
     """Its rank.py names the rank to its program alone; the engine's launcher has another process in the group of each rank."""
     starts = "(sleep 61 & echo $!); PROVISION_RANK=1 sh -c 'echo $$; exec sleep 60' & wait"  # it has the variable when it writes
