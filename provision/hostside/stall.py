@@ -507,11 +507,11 @@ def watched(processes, chosen, spy, until):
     return seen
 
 
-def counted(chosen, processes):
+def counted(chosen, processes, until):
     """job -> what `launched` says of its ranks here, each asked through one that listens."""
     found = {}
     for (_rank, ranks, job, _local), members in chosen:
-        address = ras_of(members[0], processes[members[0]].environ) if job not in found else None
+        address = ras_of(members[0], processes[members[0]].environ) if job not in found and time.monotonic() < until + APART_S else None
         if address:
             of_job = [(known[0], first) for known, (first, *_others) in chosen if known[2] == job]
             inside = {rank: re.findall(rb"\nNSpid:.*\s(\d+)\n", content("/proc/%d/status" % pid)) or [pid] for rank, pid in of_job}
@@ -541,14 +541,14 @@ def document(order):
         asked = time.time()
         recorders = {members[0] for known, members in chosen if request_flight(members[0], processes[members[0]].environ, known[0])}
         seen = watched(processes, chosen, spy, until)
-        told = counted(chosen, processes)
+        told = counted(chosen, processes, until)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     found = []
     for (rank, ranks, job, local), members in chosen:
         began = int(booted + processes[members[0]].began / TICKS)
         those = [seen[pid] for pid in members[:MAX_PROCESSES] if pid in seen and seen[pid]["threads"]]  # without one it has ended meanwhile
-        if those and members[0] in recorders and not those[0]["operations"]:
+        if those and members[0] in recorders and not those[0]["operations"] and time.monotonic() < until + APART_S:  # each may take as long
             those[0]["operations"] = apart(flight, members[0], processes[members[0]].environ, rank, asked)
         if those and not those[0]["operations"]:
             those[0]["operations"] = told.get(job, {}).get(rank, "")

@@ -266,13 +266,13 @@ def test_how_many_operations_a_rank_has_launched_is_asked_of_nccl(answer: list[s
         processes[started.pid].environ["NCCL_RAS_ADDR"] = f"localhost:{port}"
         stall.connections.cache_clear()
         began = time.monotonic()
-        assert stall.counted([(known, members)], processes) == {known[2]: said}
+        assert stall.counted([(known, members)], processes, began + 9) == {known[2]: said}
         assert time.monotonic() - began < 2 * stall.APART_S + 1
         free.bind(("127.0.0.1", 0))
         free.listen()
         processes[started.pid].environ["NCCL_RAS_ADDR"] = f"localhost:{free.getsockname()[1]}"
         stall.connections.cache_clear()
-        assert stall.counted([(known, members)], processes) == {}, "of another program nothing is asked"
+        assert stall.counted([(known, members)], processes, began + 9) == {}, "of another program nothing is asked"
 
 
 @pytest.mark.parametrize(("size", "said"), [("1m", True), ("4m", False)])
@@ -362,6 +362,21 @@ def test_a_process_that_ends_meanwhile_is_left_out(monkeypatch: pytest.MonkeyPat
         found = stall.document(order([one.pid]))
     assert [rank["rank"] for rank in found["ranks"]] == [1]
     assert found["missing"] == found["refused"] == []
+
+
+def test_recorders_that_do_not_answer_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the homes are on a file server that does not answer: each is given up for itself."""
+    asked: list[int] = []
+    monkeypatch.setattr(stall, "APART_S", 0.1)
+    monkeypatch.setattr(stall, "request_flight", lambda *_: True)
+    monkeypatch.setattr(stall, "apart", lambda _work, pid, *_: (asked.append(pid), time.sleep(0.3), "")[2])
+    ranks = "".join(f"RANK={rank} sleep 60 & " for rank in range(8))
+    with process("setsid", "sh", "-c", f"{ranks} echo; wait", ready=True, **{**OWN, "RANK": ""}) as started:
+        try:
+            assert len(stall.document({**order([started.pid]), "seconds": 0.1})["ranks"]) == 8
+            assert len(asked) < 4
+        finally:
+            os.killpg(started.pid, 9)
 
 
 def test_a_run_is_found_by_its_id() -> None:
