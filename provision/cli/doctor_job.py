@@ -42,9 +42,7 @@ def job(
         run = words if RUN_ID.fullmatch(words) else None
         record = runs.load(paths.runs() / run / RECORD, Record) if run else None
         if run and record is None:
-            raise UsageError(
-                f"no such run on this machine, or its {RECORD} is damaged: {run}", hint="name its hosts: provision doctor --job HOSTS"
-            )
+            raise UsageError(f"no such run here, or its {RECORD} is damaged: {run}", hint="name its hosts: provision doctor --job HOSTS")
         inventory = inventory_of(record.inventory if record else target, limit)
         with progress.make() as shown, Session(inventory, shown, passwords, command="provision doctor --job") as session:
             found = examination.of_hosts(session, run)

@@ -411,7 +411,7 @@ def test_hosts_that_could_not_be_examined_are_named(monkeypatch: pytest.MonkeyPa
     [
         ("999999999", "no such process: 999999999"),
         ("999999999999", "no such process: 999999999999"),
-        ("20261129-204428-abc1234", "no such run on this machine, or its run.json is damaged: 20261129-204428-abc1234"),
+        ("20261129-204428-abc1234", "no such run here, or its run.json is damaged: 20261129-204428-abc1234"),
         ("20261129-204428-abc1235", "its run.json is damaged: 20261129-204428-abc1235"),
         ("nowhere.ini", "nowhere.ini"),
     ],
