@@ -70,13 +70,9 @@ def _ours(panel: str | None, spelled: str, kind: Any, help: str = "", **more: An
     return Option(panel, spelled, kind, help, **known, checks=more)
 
 
-def _torchruns(name: str, kind: Any, unused: str) -> Option:
-    return _ours(None, _both(name), kind, unused=unused)
-
-
 def _both(name: str) -> str:
     """As torchrun takes it: with underscores, too."""
-    return f"{name} --{name[2:].replace('-', '_')}"
+    return " ".join(dict.fromkeys((name, f"--{name[2:].replace('-', '_')}")))
 
 
 def _theirs(spelled: str, kind: type, horovod: str, key: str, engine: str = "", *, on: bool = True) -> Option:
@@ -84,10 +80,17 @@ def _theirs(spelled: str, kind: type, horovod: str, key: str, engine: str = "", 
 
 
 _TOLD = "the launcher starts all ranks and tells them where to meet"
-_NO_AGENT = "it is for an agent of torchrun's, and there is none"
-_SHOWN = "what all ranks print is shown here; --output-filename also keeps it, --quiet-ranks shows rank 0 only"
 
 # fmt: off
+#: torchrun's options that take a value and have no effect, by why.
+_WITHOUT_EFFECT = {
+    _TOLD: ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
+    "MASTER_ADDR is where the others reach rank 0's host; -x MASTER_ADDR=… sets another": ("--master-addr",),
+    "each host is known by its address in the plan or the inventory": ("--local-addr",),
+    "it is for an agent of torchrun's, and there is none": ("--monitor-interval", "--start-method", "--role"),
+    "what all ranks print is shown here; --output-filename also keeps it, --quiet-ranks shows rank 0 only":
+        ("--tee", "--redirects", "--log-dir", "--local-ranks-filter"),
+}
 #: Where to run.
 HOST_OPTIONS = (
     _ours(HOSTS, "--hosts HOSTS", str, "An inventory, or a list as for -H; default: that of the last successful run, else this machine."),
@@ -200,20 +203,8 @@ JOB_OPTIONS = (
     # torchrun's; source: torch/distributed/run.py of PyTorch 2.13.
     _ours(None, _both("--node-rank"), int),
     _ours(None, _both("--no-python"), bool),
-    _torchruns("--rdzv-backend", str, _TOLD),
-    _torchruns("--rdzv-endpoint", str, _TOLD),
-    _torchruns("--rdzv-id", str, _TOLD),
-    _torchruns("--rdzv-conf", str, _TOLD),
     _ours(None, "--standalone", bool, unused=_TOLD),
-    _torchruns("--master-addr", str, "MASTER_ADDR is where the others reach rank 0's host; -x MASTER_ADDR=… sets another"),
-    _torchruns("--local-addr", str, "each host is known by its address in the plan or the inventory"),
-    _torchruns("--monitor-interval", str, _NO_AGENT),
-    _torchruns("--start-method", str, _NO_AGENT),
-    _ours(None, "--role", str, unused=_NO_AGENT),
-    _ours(None, "--tee", str, unused=_SHOWN),
-    _ours(None, "--redirects", str, unused=_SHOWN),
-    _torchruns("--log-dir", str, _SHOWN),
-    _torchruns("--local-ranks-filter", str, _SHOWN),
+    *(_ours(None, _both(name), str, unused=why) for why, names in _WITHOUT_EFFECT.items() for name in names),
     _ours(None, "--tcp", bool),  # always so
     _ours(None, "--disable-cache", bool),  # nothing is cached
     _ours(None, "--jsrun", bool),
