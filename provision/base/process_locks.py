@@ -32,13 +32,11 @@ def acquired(path: Path, wait: float = 0) -> Iterator[IO[str] | None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+", encoding="utf-8")
+        is_ours = _take(file, time.monotonic() + wait)
     except OSError as failure:
-        raise _unusable(path, failure) from failure
+        hint = "make its folder writable, or name another one: PROVISION_HOME, PROVISION_CACHE"
+        raise ProvisionError(f"the lock cannot be written: {failure.strerror}", where=str(path), hint=hint) from failure
     with file:
-        try:
-            is_ours = _take(file, time.monotonic() + wait)
-        except OSError as failure:
-            raise _unusable(path, failure) from failure
         yield file if is_ours else None
 
 
@@ -52,11 +50,6 @@ def is_held(path: Path) -> bool:
     except OSError:
         return False
     return False
-
-
-def _unusable(path: Path, failure: OSError) -> ProvisionError:
-    hint = "make its folder writable, or name another one: PROVISION_HOME, PROVISION_CACHE"
-    return ProvisionError(f"the lock cannot be written: {failure.strerror}", where=str(path), hint=hint)
 
 
 def _take(file: IO[str], deadline: float) -> bool:

@@ -179,7 +179,8 @@ def read(text: str, where: str, kind: Kind = "json", hint: str | None = None) ->
         if kind == "json":
             with contextlib.suppress(_DuplicateKeyError):  # then it is read as YAML, for the line
                 return json.loads(text, object_pairs_hook=_unique)
-        return yaml.load(_as_yaml(text) if kind == "json" else text, _Loader)  # noqa: S506  a SafeLoader
+        # A tab, which JSON allows between values only, is an error in YAML.
+        return yaml.load(text.replace("\t", " ") if kind == "json" else text, _Loader)  # noqa: S506  a SafeLoader
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, text.find(chr(error.character))) + 1  # its position counts letters or bytes
         raise UsageError(
@@ -204,11 +205,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise _DuplicateKeyError
     return found
-
-
-def _as_yaml(text: str) -> str:
-    """JSON as YAML reads it: a tab, which JSON allows between values only, is an error there."""
-    return text.replace("\t", " ")
 
 
 class _Refused(yaml.constructor.ConstructorError):
@@ -336,7 +332,7 @@ def _line(lines: dict[KeyPath, int], path: KeyPath) -> int | None:
 def _lines(text: str) -> dict[KeyPath, int]:
     """Key path → line of each key and entry of a document that was read; empty where they cannot be found."""
     try:
-        return dict(_places(yaml.compose(_as_yaml(text), _Loader), ())) if 0 < len(text) < _LARGEST else {}
+        return dict(_places(yaml.compose(text.replace("\t", " "), _Loader), ())) if 0 < len(text) < _LARGEST else {}
     except (RecursionError, ValueError, yaml.YAMLError):
         return {}
 
