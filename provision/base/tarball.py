@@ -24,12 +24,7 @@ class Sources:
 
 
 def nccl(path: Path) -> Sources:
-    """A tarball of NCCL's sources. Raises UsageError as `nccl_version` does."""
-    return Sources(path.resolve(), nccl_version(path), downloads.digest(path))
-
-
-def nccl_version(path: Path) -> str:
-    """The NCCL release of a source tarball, e.g. ``2.22.3``, from its ``makefiles/version.mk``, under any file name.
+    """A tarball of NCCL's sources under any file name; its release, e.g. ``2.22.3``, is from its ``makefiles/version.mk``.
 
     Raises:
         UsageError: it cannot be read to its end, or does not contain NCCL's sources.
@@ -48,4 +43,4 @@ def nccl_version(path: Path) -> str:
     numbers = [re.search(rf"^NCCL_{part}\s*:?=\s*(\d+)\s*$", texts[0], re.M) for part in ("MAJOR", "MINOR", "PATCH")] if texts else []
     if len(texts) != 1 or None in numbers:
         raise UsageError("not the sources of NCCL: makefiles/version.mk, which names the release, is missing", where=str(path), hint=hint)
-    return ".".join(number[1] for number in numbers if number)
+    return Sources(path.resolve(), ".".join(number[1] for number in numbers if number), downloads.digest(path))

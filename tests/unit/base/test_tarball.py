@@ -28,7 +28,7 @@ def packed(path: Path, *members: tuple[str, str]) -> Path:
 @pytest.mark.parametrize("folder", ["nccl-2.29.7-1", "./nccl", "my-nccl"])
 def test_the_version_is_read_from_inside(folder: str, tmp_path: Path) -> None:
     path = packed(tmp_path / "nvidia-nccl_9.9.9-1.orig.tar.gz", (f"{folder}/Makefile", "all:"), (f"{folder}/makefiles/version.mk", VERSION))
-    assert tarball.nccl_version(path) == "2.29.7"
+    assert tarball.nccl(path).version == "2.29.7"
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_version_is_read_from_inside(folder: str, tmp_path: Path) -> None:
 )
 def test_other_content_is_refused(members: list[tuple[str, str]], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"not the sources of NCCL.*\n?.*") as refused:
-        tarball.nccl_version(packed(tmp_path / "nccl-2.29.7-1.tar.gz", *members))
+        tarball.nccl(packed(tmp_path / "nccl-2.29.7-1.tar.gz", *members))
     assert "nvidia-nccl_2.22.3-1.orig.tar.gz" in str(refused.value)
 
 
@@ -52,4 +52,4 @@ def test_a_truncated_download_is_refused(part: float, tmp_path: Path) -> None:
     whole = packed(tmp_path / "whole.tar.gz", ("nccl/makefiles/version.mk", VERSION), ("nccl/src/all.cc", noise)).read_bytes()
     (tmp_path / "half.tar.gz").write_bytes(whole[: int(part * len(whole))])
     with pytest.raises(UsageError, match="cannot be read as a tarball"):
-        tarball.nccl_version(tmp_path / "half.tar.gz")
+        tarball.nccl(tmp_path / "half.tar.gz")
