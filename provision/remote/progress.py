@@ -64,7 +64,7 @@ class Progress:
             left = self._series.left(now)
             heading = f"== {self._series.number} of {self._series.count}"
             heading += f": {title}" if left is None else f", about {about(left)} left: {title}"
-        self._note(heading)
+        self.detail(heading)
         self._begin(heading)
 
     def _begin(self, heading: str) -> None:
@@ -89,13 +89,9 @@ class Progress:
         """Show a remark, or a line of a job of ours."""
         self._console.say(text, style or "")
 
-    def detail(self, text: str) -> None:
-        """Write a remark into the log alone."""
-        self._note(text)
-
     def doing(self, text: str) -> None:
         """Show what is done on this machine, until something else is."""
-        self._note(text)
+        self.detail(text)
         self.line(text)
 
     def plan(self, title: str, entries: Sequence[tuple[str, str]], command: tuple[str, str]) -> None:
@@ -142,7 +138,7 @@ class Progress:
             if self._waits.get(event.host) == text:
                 return
             self._waits[event.host] = text
-        self._note(text)
+        self.detail(text)
         host = self._stage.hosts.get(event.host) if self._stage else None
         has_failed = host is not None and host.state in ("failed", "unreachable")  # what follows there cleans up
         if event.kind == "changed" and not quiet and event.host not in self._changing and not has_failed:
@@ -185,7 +181,8 @@ class Progress:
             return False
         return event.kind in ("tolerated", "failed", "unreachable") or bool(waits(event) or event.report)
 
-    def _note(self, text: str) -> None:
+    def detail(self, text: str) -> None:
+        """Write a remark into the log alone."""
         if self._log is not None:
             with self._log.open("a", encoding="utf-8") as file:
                 file.write(f"{time.strftime('%H:%M:%S')} {neutral(text)}\n")
@@ -275,7 +272,7 @@ class LiveProgress(Progress):
         return event.kind == "tolerated" or bool(event.report)  # the table has what failed or waits
 
     def doing(self, text: str) -> None:
-        self._note(text)
+        self.detail(text)
         with self._lock:
             self._doing = text
             if self._stage is None:
