@@ -31,6 +31,7 @@ def folder(name: str) -> Path:
     raise ProvisionError(f"the installation of provision lacks its folder {name!r}", hint=REINSTALL_HINT)
 
 
+@cache
 def templates(place: Path, finalize: Callable[[object], object] | None = None) -> jinja2.Environment:
     """The templates of a folder: playbooks or Dockerfiles. They have their own delimiters, because Ansible, shell and Docker use the usual
     ones. ``finalize`` is applied to every value that is filled in."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,13 +59,9 @@ def ssh_files(members: Mapping[str, Member]) -> dict[str, str]:
 
 def ssh_file(name: str, members: Mapping[str, Member]) -> str:
     """The text of one of them: ``known_hosts`` or ``config``."""
-    return _templates().get_template(f"{name}.j2").render(provision_members=members)
-
-
-@functools.cache
-def _templates() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(resources.folder("playbooks") / "roles/ssh_mesh/templates")
-    return jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)  # noqa: S701
+    known = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)  # noqa: S701
+    return known.get_template(f"{name}.j2").render(provision_members=members)
 
 
 def home_archive(files: Mapping[str, str], catalog: Catalog) -> bytes:

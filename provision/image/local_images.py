@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
 import docker.errors
 from docker import DockerClient
@@ -47,12 +47,6 @@ class ImageInfo:
         return self.labels.get(f"{LABEL}.{component}", "")
 
 
-class Settings(TypedDict, total=False):
-    """An image's settings, as far as they are read by name."""
-
-    Labels: dict[str, str] | None
-
-
 class Attributes(TypedDict, total=False):
     """What an engine says of an image (`docker image inspect`), as far as it is read."""
 
@@ -60,7 +54,7 @@ class Attributes(TypedDict, total=False):
     Size: int
     Architecture: str
     RepoDigests: list[str] | None
-    Config: Settings | None
+    Config: Mapping[str, Any] | None
     RootFS: Document | None
 
 

@@ -9,10 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-
-import jinja2
 
 from provision import __version__
 from provision.base import downloads, resources
@@ -168,13 +165,8 @@ def _contents(made: Recipe) -> list[tuple[str, str]]:
     return [(name, f"{each.version} ({sources[each.source]})" if each.source in sources else each.version) for name, each in listed if each]
 
 
-@cache
-def _environment() -> jinja2.Environment:
-    return resources.templates(resources.folder("images"))
-
-
 def _filled(name: str, values: Mapping[str, object]) -> File:
-    return File(_environment().get_template(name).render(values).encode())
+    return File(resources.templates(resources.folder("images")).get_template(name).render(values).encode())
 
 
 def _quoted(text: str) -> str:
