@@ -148,7 +148,8 @@ def follow(
     ranks = sum(count for _, count in placed)
     output = RankOutput(session.progress, ranks, options.output, quiet=options.quiet, timestamps=options.timestamps)
     log = session.folder / "run.log"
-    if options.elastic is None and not options.binding and not options.mpi_args:  # else ranks may be elsewhere
+    # Else an elastic job's ranks move, and the user's words for mpirun may place them elsewhere.
+    if options.elastic is None and not options.binding and not options.mpi_args:
         session.record.ranks = {job.names.get(address, address): count for address, count in placed}
     with contextlib.ExitStack() as stack:
         stack.callback(output.close)
@@ -167,7 +168,7 @@ def follow(
         session.progress.line(f"{watch.last_words}{_end_leftovers(session)}", "bold red")
         session.progress.line(paths.short(f"  exit code {code}; the job's whole output: {log}"))
     elif code:
-        host = _host_of(found.failure.rank, result, placed, job, options) if found.failure else ""
+        host = _host_of(found.failure.rank, result, job, session.record.ranks) if found.failure else ""
         for line in _failure(found, output, result, job, log, host, here):
             session.progress.line(*line)
         for step in known_error.explained(found.failure, log, session, options):
@@ -370,13 +371,10 @@ def _failure(
     yield from ((f"  {line}",) for line in (*root_cause.alike(found, output, result), *output.consequences(failure)))
 
 
-def _host_of(rank: int, result: JobResult, placed: Sequence[tuple[str, int]], job: Job, options: RunOptions) -> str:
-    """`` on node1``; empty where it is not known."""
+def _host_of(rank: int, result: JobResult, job: Job, ranks: Mapping[str, int]) -> str:
+    """`` on node1``; empty where it is not known. ``ranks``: as in the run's record."""
     recorded = [jobs.name_of(one.host, job) for one in result.ended if one.rank == rank]
     if recorded:
         return f" on {recorded[0]}"
-    if options.elastic is not None or options.binding or options.mpi_args:
-        return ""  # an elastic job's ranks move, and the user's words for mpirun may place them elsewhere
-    # Both launchers number ranks in the order of the hosts.
-    addresses = [address for address, count in placed for _ in range(count)]
-    return f" on {job.names.get(addresses[rank], addresses[rank])}" if rank < len(addresses) else " on an unknown host"
+    hosts = [host for host, count in ranks.items() for _ in range(count)]  # both launchers number ranks in the order of the hosts
+    return f" on {hosts[rank]}" if rank < len(hosts) else " on an unknown host" if hosts else ""
