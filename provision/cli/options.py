@@ -218,14 +218,6 @@ def plan_options(*more: str) -> Callable[..., Options]:
     return made
 
 
-def smoke_options() -> Callable[..., SmokeOptions]:
-    """For `with_options`: the options of the training job."""
-
-    made = functools.partial(SmokeOptions)
-    made.__signature__ = _signature(SmokeOptions, ("np", "oversubscribe", "epochs", "data"))  # type: ignore[attr-defined]
-    return made
-
-
 def _signature(model: type[Any], names: Iterable[str]) -> inspect.Signature:
     """Parameters of these names: as the fields of a model are annotated, or as in `_WORDS`."""
     fields = {name: (hint, getattr(model, name, None)) for name, hint in get_type_hints(model, include_extras=True).items()}
@@ -234,6 +226,9 @@ def _signature(model: type[Any], names: Iterable[str]) -> inspect.Signature:
     return inspect.Signature([inspect.Parameter(name, kind, annotation=hint, default=value) for name, (hint, value) in known.items()])
 
 
+#: For `with_options`: the options of the training job.
+smoke_options = functools.partial(SmokeOptions)
+smoke_options.__signature__ = _signature(SmokeOptions, ("np", "oversubscribe", "epochs", "data"))  # type: ignore[attr-defined]
 _CONNECTION = FoldedPanel("Connection", OF_UP, home="up")
 AskPass = Annotated[bool, option(_CONNECTION, "--ask-pass -k", "Prompt for the hosts' SSH password (needs sshpass).")]
 

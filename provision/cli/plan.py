@@ -12,7 +12,7 @@ import typer
 from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.problems import Problem
-from provision.base.text import joined
+from provision.base.text import counted, joined
 from provision.cli.options import Json, Limit, inventory_of, passwords, plan_options, with_options
 from provision.commands import planning
 from provision.install import engine_builds, installer
@@ -122,9 +122,8 @@ def _show_plan(request: Request, found: Mapping[str, Facts], problems: Sequence[
         if (hint := planning.hint(rollout)) is not None:
             terminal.out().say(f"hint: {hint}", "cyan")
         if errors := [problem for problem in problems if problem.severity == "error" and problem.host in made.hosts]:
-            count = f"{len(errors)} errors" if len(errors) > 1 else "1 error"
             where = joined(list(dict.fromkeys(str(problem.host) for problem in errors)))
-            terminal.err().say(f"provision up would not install this: {count} at the top ({where})", "red")
+            terminal.err().say(f"provision up would not install this: {counted(len(errors), 'error')} at the top ({where})", "red")
     if shown.out is not None and made.hosts:
         try:
             playbook, *_ = installer.render(rollout, shown.out.resolve())

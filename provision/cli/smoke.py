@@ -13,7 +13,7 @@ from provision.remote import progress
 from provision.report import model
 
 
-@with_options(options=smoke_options(), passwords=passwords)
+@with_options(options=smoke_options, passwords=passwords)
 def smoke(hosts: Hosts, limit: Limit = None, json_: Json = False, *, options: SmokeOptions, passwords: Mapping[str, str]) -> None:
     """Run the training job alone, on hosts that `provision up` made ready."""
     inventory = inventory_of(hosts, limit)

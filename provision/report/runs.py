@@ -65,8 +65,7 @@ class Run:
 
 def every() -> Iterator[Run]:
     """All runs, the newest first; a folder is read when its run is taken."""
-    for folder in run_folders.newest_first():
-        yield read(folder)
+    return map(read, run_folders.newest_first())
 
 
 def find(name: str | None = None, having: Collection[str] = ()) -> Run:
