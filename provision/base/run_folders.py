@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from contextlib import suppress
 from pathlib import Path
 
-from provision.base import paths
+from provision.base import downloads, paths
 
 LARGEST_FILE = 32 << 20  # bytes of a file that is read; facts and plan of 300 hosts have a few millions
 
@@ -32,10 +31,7 @@ def tail(path: Path, most: int) -> list[str]:
 
 def content(path: Path, most: int | None = None) -> bytes | None:
     """What a file holds; None where it is missing, no file, or larger than ``most`` bytes (by default `LARGEST_FILE`)."""
-    limit = LARGEST_FILE if most is None else most
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would keep us waiting
-            found = file.read(limit + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
-    except OSError:
+        return downloads.file_content(path, LARGEST_FILE if most is None else most)
+    except (OSError, downloads.Unavailable):
         return None
-    return found if found is not None and len(found) <= limit else None
