@@ -74,14 +74,9 @@ def check(parsed: ParsedInventory, limit: str | None, origin: str) -> Iterator[P
     yield from invalid_values(parsed, origin)
     for host in parsed.hosts:
         if host.name == "localhost" and host.connection == "ssh" and host.address in _THIS_MACHINE and not host.port:
+            what = "`localhost` is reached over SSH, as Ansible does for hosts in a file"
             hint = "add ansible_connection=local to work on this machine directly"
-            yield Problem(
-                "warning",
-                "`localhost` is reached over SSH, as Ansible does for hosts in a file",
-                hint,
-                where=origin,
-                id="localhost-over-ssh",
-            )
+            yield Problem("warning", what, hint, where=origin, id="localhost-over-ssh")
     if not parsed.failed:
         if not parsed.hosts:
             yield Problem("error", "the inventory has no hosts", "write one host name per line", where=origin, id="no-hosts")

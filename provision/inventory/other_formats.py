@@ -60,13 +60,8 @@ def _in_lines(text: str, origin: str) -> Iterator[Problem]:
     for pattern, what, hint in _FORMATS:
         if found := re.search(pattern, text, re.MULTILINE):
             where = f"{origin}:{text.count(chr(10), 0, found.start()) + 1}"
-            yield Problem(
-                "error",
-                f"it looks like {what}, and not like an inventory",
-                hint.format(**found.groupdict()),
-                where=where,
-                id="other-format",
-            )
+            hint = hint.format(**found.groupdict())
+            yield Problem("error", f"it looks like {what}, and not like an inventory", hint, where=where, id="other-format")
             return
     for group in re.split(r"^\[.*\]", text, flags=re.MULTILINE):
         for host, count in Counter(re.findall(rf"^(\w[\w.-]*){_END}", group, re.MULTILINE)).items():
