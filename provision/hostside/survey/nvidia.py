@@ -154,19 +154,12 @@ def nvidia(machine):
         for gpu in gpus:
             gpu["compute_capability"] = gpu["compute_capability"] or known.get(gpu["uuid"])
     version = module or smi_driver
-    driver = None
-    if version:
-        driver = {
-            "version": version,
-            "cuda": cuda,
-            "kernel_module": module,
-            "open": "Open Kernel Module" in kernel_text,
-        }
+    driver = {"version": version, "cuda": cuda, "kernel_module": module, "open": "Open Kernel Module" in kernel_text}
     modinfo = "" if module else machine.run(["modinfo", "nvidia"])[1]
     on_disk = re.search(r"^version:\s+(\d+(\.\d+)+)\s*$", modinfo, re.MULTILINE)
     pci = nvidia_pci_devices(machine, "0x0300", "0x0302")  # VGA and 3D controllers: GPUs, with or without a driver; no sound and no NVSwitch
     return {
-        "driver": driver,
+        "driver": driver if version else None,
         "gpus": gpus,
         "nvidia": {
             "smi": smi,

@@ -80,7 +80,7 @@ def test_what_amds_driver_lists(tmp_path: Path) -> None:
     assert found["gpus"] == [{"target": "gfx942", "address": f"0000:{bus:02x}:00"} for bus in range(1, 9)]
     known = stated({"amd": found})
     assert len(amd.gpus(known, OURS)) == 8
-    assert collect.summary({"a": known})[0]["GPUs"] == "8 (amdgpu 6.19.14.31400000, ROCm 7.1.1)"
+    assert next(collect.summary({"a": known}))["GPUs"] == "8 (amdgpu 6.19.14.31400000, ROCm 7.1.1)"
     needed = OURS.system_packages().needed_mb
     assert collect._needed_mb(known, OURS) == needed.rocm
     assert collect._needed_mb(stated({"amd": {"gpus": []}}), OURS) == needed.cpu, "amdgpu for a console or a processor's graphics"
@@ -94,7 +94,7 @@ def test_a_simulated_gpu_of_amd_says_so(tmp_path: Path) -> None:
     assert not stated({"amd": survey.amd(machine(tmp_path / "real", files))}).simulated
     files["/sys/class/kfd/kfd/topology/nodes/1/properties"] += "simulated 1\n"
     known = stated({"amd": survey.amd(machine(tmp_path / "sandbox", files))})
-    assert (known.simulated, collect.summary({"a": known})[0]["GPUs"]) == (True, "1 simulated (amdgpu 6.16.6)")
+    assert (known.simulated, next(collect.summary({"a": known}))["GPUs"]) == (True, "1 simulated (amdgpu 6.16.6)")
 
 
 @pytest.mark.parametrize(
