@@ -226,10 +226,8 @@ def fetch(
     """The file behind ``url`` in the cache, downloaded unless it is there already.
 
     Args:
-        sha256: checksum that the file must have.
         what: name for messages, e.g. ``the sources of Open MPI 4.1.8``.
         hint: what the user can do when it is unavailable.
-        say: called with one line before a download.
         opener: how to reach the server, where that is not what the environment says.
 
     Raises:

@@ -144,12 +144,9 @@ class RankOutput:
     """Takes a launcher's lines, one per call.
 
     Args:
-        progress: shows the lines of the launcher and of the ranks.
-        ranks: how many there are.
         folder: where each rank's output is kept as ``rank.N/stdout`` and ``rank.N/stderr``, as horovodrun lays it out: N with leading
             zeros, so that names sort; None keeps none.
-        quiet: show rank 0 only.
-        timestamps: begin each line of a rank with the time.
+        quiet, timestamps: show rank 0 only; begin each line of a rank with the time.
 
     Attributes:
         verdict: which rank failed first, as the engine's own launcher says it; mpirun does not.

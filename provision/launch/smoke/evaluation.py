@@ -53,7 +53,6 @@ class TrainingReport(BaseModel):
     bar_percent: float
     images_per_second: float
     one_rank_images_per_second: float | None
-    speedup: float | None
     efficiency: float | None
     efficiency_limit: float | None = None
     without_communication_images_per_second: float | None

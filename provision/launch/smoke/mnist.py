@@ -99,7 +99,6 @@ def obtain(
     Args:
         cache: folder for MNIST's files; made when missing.
         mirrors: base URLs, tried in order; None takes the catalogue's.
-        say: called with one line per thing worth telling.
         source: ``mnist`` takes that one or fails; ``digits`` needs no network; ``auto`` takes MNIST where it is available, else the digits.
         data_dir: a folder with the four IDX files, ``.gz`` or not; nothing is downloaded then.
 
