@@ -29,6 +29,7 @@ import tempfile
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 
@@ -348,14 +349,17 @@ def on_mount(pid, path):
 def full_disks(pid):
     """Local file systems of a process that nothing can be written to for want of space; one of a network might not answer."""
     mounts, found = mounts_of(pid), []
-    for place, (kind, _, options) in list(mounts.items())[:MAX_MOUNTS]:
-        if "rw" in options and all(mounts[other][0] in LOCAL_KINDS for other in mounts if is_in(place, other)):
+    # Container engines mount many overlays, each on a file system that is looked at itself, and kubelet many small ones in memory.
+    kinds = {place: kind for place, (kind, _, options) in mounts.items() if "rw" in options and kind in LOCAL_KINDS}
+    looked = (place for place, kind in kinds.items() if kind != "overlay" or place == "/")
+    for place in sorted(looked, key=lambda place: kinds[place] == "tmpfs")[:MAX_MOUNTS]:
+        if all(mounts[other][0] in LOCAL_KINDS for other in mounts if is_in(place, other)):
             try:
                 left = os.statvfs("/proc/%d/root%s" % (pid, place))
             except OSError:
                 continue
             if left.f_blocks and not left.f_bavail or left.f_files and not left.f_favail:
-                found.append("%s (%s) is full" % (place, kind))
+                found.append("%s (%s) is full" % (place, kinds[place]))
     return found
 
 
@@ -456,7 +460,8 @@ def stacks(spy, pid, until, *ways):
                 return {}, "ptrace is refused: it takes root (or, for your own processes, sysctl kernel.yama.ptrace_scope=0)"
         finally:
             if is_stopped(pid) and not was_stopped:  # an old py-spy stops a process by a signal, and was killed before it continued it
-                os.kill(pid, signal.SIGCONT)
+                with suppress(OSError):  # it has ended
+                    os.kill(pid, signal.SIGCONT)
     return {}, why
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from provision.base.validation import MAX_COUNT, Answer
 
-_Text = Annotated[str, Field(max_length=300)]
+_Text = Annotated[str, Field(max_length=600)]  # hosts send 300 letters, to which `parse_answer` adds spaces
 _Count = Annotated[int, Field(ge=0, le=1 << 40)]
 _Rank = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 

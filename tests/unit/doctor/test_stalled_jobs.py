@@ -361,7 +361,7 @@ def answer_of(data: list[dict[str, Any]], **more: object) -> HostAnswer:
         ({"processes": []}, "no process"),
         ({"processes": [{"pid": 1, "threads": [{"tid": 1, "busy": float("nan")}]}]}, "no number"),
         ({"processes": [{"pid": 1, "threads": [{"tid": 1}] * 49}]}, "a flood of threads"),
-        ({"processes": [{"pid": 1, "threads": [{"tid": 1, "frames": [{"name": "a" * 301, "file": ""}]}]}]}, "a long name"),
+        ({"processes": [{"pid": 1, "threads": [{"tid": 1, "frames": [{"name": "a" * 601, "file": ""}]}]}]}, "a long name"),
     ],
 )
 def test_an_answer_that_no_host_gives_is_refused(change: dict[str, Any], what: str) -> None:

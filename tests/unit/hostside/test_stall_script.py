@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -281,6 +282,18 @@ def test_a_file_system_without_space_is_named(size: str, said: bool, tmp_path: P
     fills = 'mount -t tmpfs -o size=$0 none "$1" && head -c 1048576 /dev/zero >"$1/x"; echo; exec sleep 60'
     with process("unshare", "--mount", "--map-root-user", "sh", "-c", fills, size, str(tmp_path), ready=True) as started:
         assert (f"{tmp_path} (tmpfs) is full" in stall.full_disks(started.pid)) is said
+
+
+def test_a_full_disk_is_seen_behind_the_mounts_of_many_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = {f"/var/lib/docker/{at}": ("overlay", "overlay", ["rw"]) for at in range(stall.MAX_MOUNTS)}
+    many |= {f"/var/lib/kubelet/{at}": ("tmpfs", "tmpfs", ["rw"]) for at in range(stall.MAX_MOUNTS)}
+    monkeypatch.setattr(
+        stall, "mounts_of", lambda _pid: {"/": ("overlay", "overlay", ["rw"]), **many, "/data": ("ext4", "/dev/sdb", ["rw"])}
+    )
+    sizes = os.statvfs("/")
+    full = SimpleNamespace(f_blocks=sizes.f_blocks, f_bavail=0, f_files=sizes.f_files, f_favail=1)
+    monkeypatch.setattr(os, "statvfs", lambda path: full if path.endswith(("/data", "/docker/1")) else sizes)
+    assert stall.full_disks(1) == ["/data (ext4) is full"]
 
 
 def test_processes_that_wait_for_memory_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
