@@ -55,6 +55,12 @@ def waits_in(pid: int, call: str) -> dict[str, Any]:
     raise AssertionError(found)
 
 
+def wait_for_ranks(parent: int, count: int) -> None:
+    """Until so many children of a shell have become programs with a rank's environment."""
+    while sum(each.parent == parent and each.environ.get("RANK", "") != "" for each in stall.table(0).values()) < count:
+        time.sleep(0.01)
+
+
 def order(pids: list[int] | None, run: str | None = None) -> dict[str, Any]:
     return {"pids": pids, "run": run, "spy": None, "machine": "none", "seconds": 5}
 
@@ -386,6 +392,7 @@ def test_recorders_that_do_not_answer_do_not_add_up(monkeypatch: pytest.MonkeyPa
     ranks = "".join(f"RANK={rank} sleep 60 & " for rank in range(8))
     with process("setsid", "sh", "-c", f"{ranks} echo; wait", ready=True, **{**OWN, "RANK": ""}) as started:
         try:
+            wait_for_ranks(started.pid, 8)
             assert len(stall.document({**order([started.pid]), "seconds": 0.1})["ranks"]) == 8
             assert len(asked) < 4
         finally:
@@ -407,6 +414,8 @@ def test_jobs_of_one_name_in_containers_of_their_own_are_two() -> None:
     container = ("setsid", "unshare", "--net", "sh", "-c", ranks)
     with process(*container, ready=True, **names) as one, process(*container, ready=True, **names) as two:
         try:
+            wait_for_ranks(one.pid, 2)
+            wait_for_ranks(two.pid, 2)
             assert [each["rank"] for each in stall.document(order([one.pid]))["ranks"]] == [0, 1]
             both = stall.document(order([one.pid, two.pid]))["ranks"]
             assert sorted((each["rank"], both[0]["job"] == each["job"]) for each in both) == [(0, False), (0, True), (1, False), (1, True)]
