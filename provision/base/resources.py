@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import base64
 import shlex
+import threading
 import zlib
 from collections.abc import Callable
 from functools import cache
@@ -18,6 +19,7 @@ import jinja2
 from provision.base.errors import ProvisionError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_PARSING = threading.Lock()  # CPython 3.11 counts the depth of syntax trees that threads make at the same time as of one (gh-106905)
 ENGINE_WHEELS = _PACKAGE / "_bundled/wheels"  # where `make dist` puts them; a checkout has none before
 # By path: on the package index the name `provision` belongs to another project.
 REINSTALL_HINT = "install it again: in its checkout pip install --force-reinstall . (or its wheel, by path)"
@@ -68,7 +70,9 @@ def script(name: str) -> str:
         if path not in texts:
             source = path.read_text(encoding="utf-8")
             lines = source.splitlines()
-            for node in ast.parse(source).body:
+            with _PARSING:
+                nodes = ast.parse(source).body
+            for node in nodes:
                 if isinstance(node, ast.ImportFrom) and node.level:
                     for needed in [node.module] if node.module else [alias.name for alias in node.names]:
                         add(path.parents[node.level - 1] / f"{needed}.py")

@@ -255,7 +255,7 @@ class Session:
                 on_poll=self.progress.waiting,
             )
         except BaseException:  # the event handler failed, e.g. because the terminal is gone: Ansible must not go on alone
-            _sweep_here(self.run_id)
+            self._sweep()
             raise
         finally:
             self.timeline.save()
@@ -287,9 +287,12 @@ class Session:
 
     def abort(self) -> None:
         """End every process of the run, here and on the hosts, and raise Interrupted."""
-        self.progress.close()
-        self.progress.line("interrupted: ending all processes of this run, here and on the hosts …", "bold")
-        raise Interrupted(f"interrupted; nothing of this run is left running{self._sweep()}", hint=self._how_to_go_on())
+        try:
+            self.progress.close()
+            self.progress.line("interrupted: ending all processes of this run, here and on the hosts …", "bold")
+        finally:  # Ctrl-C ends what reads the output, such as tee, too
+            unknown = self._sweep()
+        raise Interrupted(f"interrupted; nothing of this run is left running{unknown}", hint=self._how_to_go_on())
 
     def _sweep(self) -> str:
         """End every process of the run, here and on the hosts, and release their locks; names the hosts of which that is not known."""

@@ -66,6 +66,17 @@ def test_playbook_ends_when_its_events_cannot_be_handled(tmp_path: Path, monkeyp
     assert _marked(session.run_id) == [], ended  # which keeps the terminal that Ansible runs on open, as a run that is ending does
 
 
+def test_what_is_interrupted_is_ended_on_hosts_also_where_nobody_reads_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends both in ``provision up hosts.ini 2>&1 | tee log``."""
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    session, swept = Session(inventory.load("localhost"), Progress()), []
+    monkeypatch.setattr(session, "_sweep", lambda: swept.append(session.run_id))
+    monkeypatch.setattr(session.progress, "line", lambda *_: sys.exit(1))
+    with pytest.raises(SystemExit):
+        session.abort()
+    assert swept == [session.run_id]
+
+
 def test_ansible_that_cannot_begin_is_told_with_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
     book = tmp_path / "broken.yml"
