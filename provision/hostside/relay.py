@@ -173,7 +173,7 @@ class Relay:
             tell(have=self.have, read=self.read)
 
     def digests_of(self, path):
-        """Those of a file's pieces in a row; None where there is no file, or a program's that another user could change later."""
+        """Those of a file's pieces in a row; None where there is no file, or where another user owns a program's."""
         is_program = self.order["is_program"]
         if os.path.islink(path) or not os.path.isfile(path) or (is_program and os.stat(path).st_uid != os.geteuid()):
             return None

@@ -57,7 +57,9 @@ def waits_in(pid: int, call: str) -> dict[str, Any]:
 
 def wait_for_ranks(parent: int, count: int) -> None:
     """Until so many children of a shell have become programs with a rank's environment."""
+    end = time.monotonic() + 30
     while sum(each.parent == parent and each.environ.get("RANK", "") != "" for each in stall.table(0).values()) < count:
+        assert time.monotonic() < end, "the ranks have not begun"
         time.sleep(0.01)
 
 
@@ -275,6 +277,7 @@ def test_how_many_operations_a_rank_has_launched_is_asked_of_nccl(answer: list[s
         began = time.monotonic()
         assert stall.counted([(known, members)], processes, began + 9) == {known[2]: said}
         assert time.monotonic() - began < 2 * stall.APART_S + 1
+        assert stall.counted([(known, members)], processes, began - stall.APART_S) == {}, "there is no time left"
         free.bind(("127.0.0.1", 0))
         free.listen()
         processes[started.pid].environ["NCCL_RAS_ADDR"] = f"localhost:{free.getsockname()[1]}"
